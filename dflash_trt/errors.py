@@ -1,0 +1,24 @@
+"""Errors a user sees: one sentence of the form *what is wrong — where — what to do*.
+
+The command line prints the message alone; no traceback follows an error of these types.
+"""
+
+
+class DflashError(Exception):
+    """Anything that ends a command with a message instead of a traceback."""
+
+    exit_code = 1
+
+
+class UserError(DflashError):
+    """The input is at fault (checkpoint, config, request, option): exit code 2."""
+
+    exit_code = 2
+
+    def __init__(self, what: str, *, where: object = None, fix: str | None = None):
+        parts = [what] + [str(part) for part in (where, fix) if part]
+        super().__init__(" — ".join(parts))
+
+
+class Failure(DflashError):
+    """The work failed although the input was right (compiler refusal, full disk): exit code 1."""
