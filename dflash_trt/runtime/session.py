@@ -1,0 +1,64 @@
+"""The one protocol between the scheduler and whatever executes a step graph.
+
+A session owns the KV caches: sequence r lives in row (slot) r of every cache. A call works on the contiguous range of
+slots `first … first + B - 1`, where B is the length of the arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an engine was built for."""
+
+    max_batch: int  # slots
+    max_seq_len: int  # tokens of prompt + answer a slot can hold
+    block_size: int  # K: tokens a decode row verifies at most; 1 in an autoregressive engine
+    max_query: int  # columns of one call: the longest prefill chunk
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """One call. B rows (slots `first …`), Q columns; see docs/step-graph.md.
+
+    Row r holds `n_valid[r]` tokens at positions `past_len[r] …`; the first `n_given[r]` are certain, the rest drafts.
+    An idle row has n_valid = n_given = 0.
+    """
+
+    first: int
+    input_ids: np.ndarray  # [B, Q] int64
+    n_valid: np.ndarray  # [B] int64
+    n_given: np.ndarray  # [B] int64
+    past_len: np.ndarray  # [B] int64
+    temperature: np.ndarray  # [B] float32; 0 = greedy
+    top_p: np.ndarray  # [B] float32; 1 = off
+    top_k: np.ndarray  # [B] int64; 0 = off
+    uniform: np.ndarray  # [B, K] float32 in [0, 1): column t decides the token at position past_len + n_given + t
+
+
+@dataclass(frozen=True)
+class StepOutputs:
+    """What a call decided. Idle rows hold arbitrary values."""
+
+    n_accepted: np.ndarray  # [B] int64: drafts of the row that count
+    next_token: np.ndarray  # [B] int64: the target's own choice after the accepted drafts
+    next_block: np.ndarray  # [B, K] int64: next_token and K-1 new drafts
+
+
+class Session(Protocol):
+    """Executes steps. Not thread-safe: one caller at a time."""
+
+    limits: Limits
+
+    def step(self, inputs: StepInputs) -> StepOutputs:
+        """Run the graph once; the caches of the called slots advance in place."""
+        ...
+
+    def move_slot(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of every cache from one slot to another."""
+        ...
