@@ -1,6 +1,9 @@
-"""Make `tests/tiny.py` and `tests/cases/` importable from every test."""
+"""Settings shared by all tests: no network, no progress bars, and time limits left to pytest-timeout."""
 
-import sys
-from pathlib import Path
+import os
 
-sys.path.insert(0, str(Path(__file__).parent))
+from hypothesis import settings
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}
+settings.register_profile("dflash", deadline=None)  # two slow cores: a deadline would measure the machine
+settings.load_profile("dflash")
