@@ -62,3 +62,7 @@ class Session(Protocol):
     def move_slot(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of every cache from one slot to another."""
         ...
+
+    def free_slot(self, slot: int) -> None:
+        """Forget a slot's contents; nothing will be read from it before a request's first tokens are written."""
+        ...

@@ -1,0 +1,127 @@
+"""The step graph: one call verifies drafts, accepts, injects K/V and drafts the next block (docs/step-graph.md).
+
+The autoregressive graph is the same without the draft half and with K = 1.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from dflash_trt.checkpoint import Pair, StackConfig
+from dflash_trt.graph.accept import Sampling, accept, choose
+from dflash_trt.graph.draft import DraftNet
+from dflash_trt.graph.layer import Cache, Rows
+from dflash_trt.graph.net import Net
+from dflash_trt.graph.rope import Rotation
+from dflash_trt.graph.target import TargetNet
+from dflash_trt.graph.visibility import Visibility
+
+I64, F32 = ir.DataType.INT64, ir.DataType.FLOAT
+
+
+def build_step(pair: Pair, *, dtype: str, cache_len: int | None = None, debug: bool = False) -> Net:
+    """Build the graph of `pair`, autoregressive if it has no drafter.
+
+    `dtype`: float32, bfloat16 or float16, of weights, activations and caches; logits are float32. `cache_len`: positions S of
+    every cache, which TensorRT wants to know; by default S is free and may differ from call to call. `debug` adds the outputs
+    `logits` [B, K, V], and with a drafter `hidden` [B, Q, ids * H] and `draft_logits` [B, K-1, V].
+    """
+    net = Net(dtype)
+    target = TargetNet(net, pair.target)
+    draft = DraftNet(net, pair.draft) if pair.draft else None
+    block_size = pair.draft.config.block_size if pair.draft else 1
+
+    ids = net.input("input_ids", I64, ("batch", "query"))
+    n_valid, n_given, past_len = (net.input(name, I64, ("batch",)) for name in ("n_valid", "n_given", "past_len"))
+    sampling = Sampling(
+        net.input("temperature", F32, ("batch",)),
+        net.input("top_p", F32, ("batch",)),
+        net.input("top_k", I64, ("batch",)),
+        net.input("uniform", F32, ("batch", block_size)),
+    )
+    positions_per_slot: int | str = cache_len or "cache"
+    target_caches = _caches(net, "target", pair.target.config, positions_per_slot)
+    draft_caches = _caches(net, "draft", pair.draft.config, positions_per_slot) if pair.draft else []
+
+    # the target over all columns
+    shape = net.op("Shape", ids)
+    batch, query = (net.op("Squeeze", part) for part in net.split(shape, [1, 1], axis=0))
+    key_positions = net.op("Squeeze", net.op("Shape", target_caches[0].k, start=2, end=3))
+    positions = _positions(net, past_len, net.arange(query))
+    written = net.add(past_len, query)
+    rows = Rows(shape, past_len, written, Rotation(net, target.config.rope, target.config.head_dim, positions))
+    x = target.embed(net.reshape(ids, [-1]))
+    taps = pair.draft.config.target_layer_ids if pair.draft else ()
+    x, features = target.layers(x, rows, target_caches, Visibility(net, positions, written, key_positions), taps)
+
+    # its choice after the last certain column and after each draft
+    with net.scope("accept"):
+        steps = net.const([range(block_size)])
+        last = net.op("Sub", query, net.const(1))
+        columns = net.add(net.unsqueeze(net.op("Sub", n_given, net.const(1)), 1), steps)  # [B, K]
+        columns = net.op("Max", net.op("Min", columns, last), net.const(0))
+        flat = net.add(columns, net.unsqueeze(net.mul(net.arange(batch), query), 1))
+        logits = target.head(target.norm(net.op("Gather", x, net.reshape(flat, [-1]), axis=0)))
+        logits = net.reshape(logits, [-1, block_size, target.config.vocab])
+        choice = choose(net, logits, sampling, target.config.vocab)  # [B, K]
+        if draft:
+            following = net.op("Min", net.add(net.unsqueeze(n_given, 1), net.const([range(block_size - 1)])), last)
+            drafts = net.op("GatherElements", ids, following, axis=1)
+            n_accepted, next_token = accept(net, choice, drafts, net.op("Sub", n_valid, n_given), block_size - 1)
+        else:
+            n_accepted, next_token = net.mul(n_given, net.const(0)), net.op("Squeeze", choice, net.const([1]))
+    next_block = net.unsqueeze(next_token, 1)
+
+    # the drafter: inject what is now certain, then one pass over the next block
+    if draft:
+        rotation = Rotation(net, draft.config.rope, draft.config.head_dim, positions)
+        with net.scope("draft/inject"):
+            draft.inject(features, Rows(shape, past_len, written, rotation), draft_caches)
+        with net.scope("draft/block"):
+            start = net.add(net.add(past_len, n_given), n_accepted)  # rejected columns lie beyond and are overwritten
+            end = net.add(start, net.const(block_size))
+            positions = _positions(net, start, net.arange(block_size))
+            masks = net.op("Expand", net.const([[draft.config.mask_token_id]]), net.concat(
+                [net.unsqueeze(batch, 0), net.const([block_size - 1])], axis=0))  # fmt: skip
+            block = net.concat([next_block, masks], axis=1)
+            rotation = Rotation(net, draft.config.rope, draft.config.head_dim, positions)
+            draft_logits = draft.propose(
+                target, block, Rows(net.op("Shape", block), start, end, rotation), draft_caches,
+                Visibility(net, positions, end, key_positions),
+            )  # fmt: skip
+            proposed = net.op("ArgMax", draft_logits, axis=-1, keepdims=0)
+        next_block = net.concat([next_block, proposed], axis=1)
+
+    net.output("n_accepted", n_accepted, I64, ("batch",))
+    net.output("next_token", next_token, I64, ("batch",))
+    net.output("next_block", net.op("Identity", next_block), I64, ("batch", block_size))
+    _present(net, "target", target_caches, pair.target.config, positions_per_slot)
+    if pair.draft:
+        _present(net, "draft", draft_caches, pair.draft.config, positions_per_slot)
+    if debug:
+        net.output("logits", logits, F32, ("batch", block_size, target.config.vocab))
+    if debug and draft:
+        hidden = net.concat(features, axis=-1)
+        width = len(features) * target.config.hidden
+        hidden = net.reshape(hidden, net.concat([shape, net.const([width])], axis=0))
+        net.output("hidden", hidden, net.dtype, ("batch", "query", width))
+        net.output("draft_logits", draft_logits, F32, ("batch", block_size - 1, target.config.vocab))
+    return net
+
+
+def _positions(net: Net, start: ir.Value, columns: ir.Value) -> ir.Value:
+    """start [B], columns [n] → [B, n]."""
+    return net.add(net.unsqueeze(start, 1), net.unsqueeze(columns, 0))
+
+
+def _caches(net: Net, role: str, config: StackConfig, length: int | str) -> list[Cache]:
+    shape = ("batch", config.kv_heads, length, config.head_dim)
+    return [Cache(*(net.input(f"{role}_{kind}_cache.{i}", net.dtype, shape) for kind in "kv")) for i in range(config.layers)]
+
+
+def _present(net: Net, role: str, caches: list[Cache], config: StackConfig, length: int | str) -> None:
+    """The caches after the call; whoever runs the graph binds them to the same buffers as the inputs."""
+    shape = ("batch", config.kv_heads, length, config.head_dim)
+    for i, cache in enumerate(caches):
+        net.output(f"{role}_k_present.{i}", cache.k, net.dtype, shape)
+        net.output(f"{role}_v_present.{i}", cache.v, net.dtype, shape)

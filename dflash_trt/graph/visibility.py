@@ -1,0 +1,42 @@
+"""Which cache positions a column may see, as boolean masks [B, 1, Q, S] made once per pass.
+
+Full attention without causality needs no mask: the row's length bounds it.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from dflash_trt.graph.net import Net
+
+
+class Visibility:
+    """Masks of one pass, one for each distinct (causal, window) among its layers."""
+
+    def __init__(self, net: Net, positions: ir.Value, length: ir.Value, cache_len: ir.Value):
+        """`positions` [B, Q] of the columns; `length` [B] cache positions in use; `cache_len` scalar S."""
+        self._net = net
+        self._column = net.unsqueeze(positions, 1, 3)  # [B, 1, Q, 1]
+        self._key = net.unsqueeze(net.arange(cache_len), 0, 1, 2)  # [1, 1, 1, S]
+        self._length = net.unsqueeze(length, 1, 2, 3)  # [B, 1, 1, 1]
+        self._masks: dict[tuple[bool, int | None], ir.Value] = {}
+
+    def __call__(self, *, causal: bool, window: int | None) -> ir.Value | None:
+        """The mask of a layer; None where the row's length alone decides.
+
+        A key is visible below the row's length, not after the column if `causal`, and at a distance < `window`
+        on either side (z-lab's reference `_attention_mask`).
+        """
+        if not causal and window is None:
+            return None
+        if (causal, window) not in self._masks:
+            self._masks[causal, window] = self._mask(causal, window)
+        return self._masks[causal, window]
+
+    def _mask(self, causal: bool, window: int | None) -> ir.Value:
+        net = self._net
+        visible = net.op("LessOrEqual", self._key, self._column) if causal else net.op("Less", self._key, self._length)
+        if window is None:
+            return visible
+        distance = net.op("Abs", net.op("Sub", self._column, self._key))
+        return net.op("And", visible, net.op("Less", distance, net.const(window)))

@@ -1,0 +1,46 @@
+"""Put step graphs on disk: small ONNX files whose weights stay in the checkpoint's own files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from dflash_trt.checkpoint import Pair
+from dflash_trt.graph.step import build_step
+
+
+def write_step(
+    pair: Pair, directory: Path, name: str, *, dtype: str, cache_len: int | None = None, debug: bool = False
+) -> Path:
+    """Write `directory/NAME.onnx` and, under `directory/weights/`, a link to every checkpoint file it refers to.
+
+    TensorRT's parser follows the links; ONNX Runtime refuses external data outside the model's folder, so its session maps
+    the files itself. Returns the graph's path. Arguments as for `build_step`.
+    """
+    net = build_step(pair, dtype=dtype, cache_len=cache_len, debug=debug)
+    path = directory / f"{name}.onnx"
+    ir.save(net.model(name), path)
+    for location, file in net.links.items():
+        link = directory / location
+        link.parent.mkdir(exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(file.resolve())
+    return path
+
+
+def write_graphs(pair: Pair, directory: Path, *, rank: int = 0, dtype: str, cache_len: int) -> list[Path]:
+    """Write every graph of one rank: with and without the drafter, for TensorRT and for a CPU.
+
+    `rankN.onnx` and `rankN-ar.onnx` compute in `dtype` over caches of `cache_len` positions, as TensorRT compiles them;
+    `rankN.cpu.onnx` and `rankN-ar.cpu.onnx` in float32 over caches of any length, as ONNX Runtime runs them.
+    """
+    pairs = {f"rank{rank}": pair, f"rank{rank}-ar": Pair(pair.target, None)} if pair.draft else {f"rank{rank}-ar": pair}
+    return [
+        path
+        for name, variant in pairs.items()
+        for path in (
+            write_step(variant, directory, name, dtype=dtype, cache_len=cache_len),
+            write_step(variant, directory, f"{name}.cpu", dtype="float32"),
+        )
+    ]

@@ -1,0 +1,122 @@
+"""The step graph on ONNX Runtime's CPU provider, with the KV caches bound in place.
+
+Every cache is one buffer `[max_batch, Hkv, S, D]`. A call on slots i … j binds the view of those rows both as input and as
+output, so `TensorScatter` updates it without a copy. ONNX Runtime's attention works over all S positions of what it is
+given, whatever the sequences' lengths, so S follows the longest sequence at hand in steps of `BUCKET` instead of standing at
+the engine's limit.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+from dflash_trt.errors import Failure
+from dflash_trt.graph.weights import LINKS
+from dflash_trt.runtime.session import Limits, StepInputs, StepOutputs
+
+BUCKET = 128  # cache positions; a multiple keeps the number of reallocations over a request's life small
+
+_SMALL = ("input_ids", "n_valid", "n_given", "past_len", "temperature", "top_p", "top_k", "uniform")
+_DECIDED = ("n_accepted", "next_token", "next_block")
+
+
+class OrtSession:
+    """Runs one step graph (float32) in this process."""
+
+    def __init__(self, graph: Path, limits: Limits, *, threads: int | None = None, profile: Path | None = None):
+        """`graph`: an .onnx file as `graph.write_step` leaves it; `threads`: of one operator, default all cores."""
+        self.limits = limits
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        if threads:
+            options.intra_op_num_threads = threads
+        if profile:
+            options.enable_profiling, options.profile_file_prefix = True, str(profile)
+        with _MappedWeights(graph) as weights:
+            options.add_external_initializers_from_files_in_memory(*weights)
+            try:
+                self._session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+            except Exception as error:  # the binding raises a family of types without a common base
+                raise Failure(f"ONNX Runtime cannot load {graph}: {error}") from error
+        shapes = {i.name: i.shape for i in self._session.get_inputs()}
+        self._debug = [o.name for o in self._session.get_outputs() if o.name in ("logits", "hidden", "draft_logits")]
+        self._presents = {name: name.replace("_cache.", "_present.") for name in shapes if "_cache." in name}
+        self._dims = {name: (shapes[name][1], shapes[name][3]) for name in self._presents}  # Hkv, D
+        self._caches: dict[str, np.ndarray] = {}
+        self._cache_len = 0
+        self._extent = np.zeros(limits.max_batch, np.int64)  # cache positions each slot needs
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes the KV caches take now."""
+        return sum(cache.nbytes for cache in self._caches.values())
+
+    def step(self, inputs: StepInputs) -> StepOutputs:
+        return self.debug_step(inputs)[0]
+
+    def debug_step(self, inputs: StepInputs) -> tuple[StepOutputs, dict[str, np.ndarray]]:
+        """As `step`, with the debug outputs of a graph that has them."""
+        batch, query = inputs.input_ids.shape
+        slots = slice(inputs.first, inputs.first + batch)
+        self._extent[slots] = inputs.past_len + max(query, self.limits.block_size) + self.limits.block_size
+        self._fit(int(self._extent.max()))
+        binding = self._session.io_binding()
+        for name in _SMALL:
+            binding.bind_cpu_input(name, np.ascontiguousarray(getattr(inputs, name)))
+        for name, present in self._presents.items():
+            view = self._caches[name][slots]
+            where = ("cpu", 0, view.dtype, view.shape, view.ctypes.data)
+            binding.bind_input(name, *where)
+            binding.bind_output(present, *where)
+        for name in (*_DECIDED, *self._debug):
+            binding.bind_output(name)
+        self._session.run_with_iobinding(binding)
+        results = [value.numpy() for value in binding.get_outputs()[len(self._presents) :]]
+        return StepOutputs(*results[:3]), dict(zip(self._debug, results[3:], strict=True))
+
+    def move_slot(self, source: int, target: int, length: int) -> None:
+        for cache in self._caches.values():
+            cache[target, :, :length] = cache[source, :, :length]
+        self._extent[target] = length
+
+    def free_slot(self, slot: int) -> None:
+        self._extent[slot] = 0
+
+    def _fit(self, needed: int) -> None:
+        """Make every cache hold `needed` positions; give memory back once less than half is needed."""
+        wanted = -(-needed // BUCKET) * BUCKET
+        if wanted <= self._cache_len <= 2 * wanted:
+            return
+        for name, (heads, dim) in self._dims.items():
+            grown = np.zeros((self.limits.max_batch, heads, wanted, dim), np.float32)
+            if name in self._caches:
+                kept = min(wanted, self._cache_len)
+                grown[:, :, :kept] = self._caches[name][:, :, :kept]
+            self._caches[name] = grown
+        self._cache_len = wanted
+
+
+class _MappedWeights:
+    """The checkpoint files behind a graph's links, mapped for as long as ONNX Runtime needs to read them.
+
+    ONNX Runtime refuses external data outside the model's folder, links included; handed over as memory, the files' pages are
+    read on demand and stay the system's to drop.
+    """
+
+    def __init__(self, graph: Path):
+        self._links = sorted((graph.parent / LINKS).iterdir())
+        self._maps: list[mmap.mmap] = []
+
+    def __enter__(self) -> tuple[list[str], list[np.ndarray], list[int]]:
+        for link in self._links:
+            with link.open("rb") as file:
+                self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        views = [np.frombuffer(mapped, np.uint8) for mapped in self._maps]
+        return [f"{LINKS}/{link.name}" for link in self._links], views, [len(mapped) for mapped in self._maps]
+
+    def __exit__(self, *_: object) -> None:
+        self._maps.clear()  # unmapped once ONNX Runtime's last view is gone
