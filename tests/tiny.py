@@ -126,9 +126,7 @@ def make_target(
     return directory
 
 
-def make_draft(
-    directory: Path, config: Mapping[str, Any] = {}, *, seed: int = 1, dtype: str = "bfloat16"
-) -> Path:
+def make_draft(directory: Path, config: Mapping[str, Any] = {}, *, seed: int = 1, dtype: str = "bfloat16") -> Path:
     """Save a random drafter in the z-lab layout: `fc`, `hidden_norm`, `layers.N.*`, `norm`; no embedding, no head."""
     settings = _edited(DRAFT, {"dtype": dtype} | dict(config))
     rng = torch.Generator().manual_seed(seed)

@@ -14,7 +14,7 @@ from typing import Literal
 class TensorRef:
     """Where one tensor lies on disk; no byte of it has been read."""
 
-    name: str
+    name: str  # as the file spells it
     file: Path
     offset: int  # absolute, in bytes from the start of `file`
     nbytes: int
@@ -54,7 +54,7 @@ class StackConfig:
     rms_eps: float
     rope: Rope
     max_position: int
-    attention_bias: bool  # q, k, v and o carry biases (see also TargetConfig.o_bias)
+    attention_bias: bool  # q, k, v and o carry biases (in targets o by TargetConfig.o_bias)
     qk_norm: bool  # RMSNorm over head_dim on q and k before the rotation
     windows: tuple[int | None, ...]  # per layer: a key is visible if its distance < window; None: no limit
 
@@ -87,7 +87,7 @@ class DraftConfig(StackConfig):
 
 @dataclass(frozen=True)
 class Target:
-    """A checked target checkpoint. `tensors` is keyed by the file's own names."""
+    """A checked target checkpoint. `tensors` is keyed as in transformers: `model.…`, and `lm_head.weight` unless tied."""
 
     path: Path
     config: TargetConfig

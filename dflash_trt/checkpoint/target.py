@@ -1,0 +1,93 @@
+"""Read a target. A new dense family is one line of `FAMILIES`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_trt.checkpoint.config import Config, read_config
+from dflash_trt.checkpoint.model import Target, TargetConfig, TensorRef
+from dflash_trt.checkpoint.stack import check_tensors, read_bias, read_stack, read_windows, stack_shapes
+from dflash_trt.checkpoint.weights import read_tensors
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a `model_type` differs from the others."""
+
+    qk_norm: bool
+    sliding: bool  # reads sliding_window and layer_types
+    default_theta: float | None = None  # where old configs leave rope_theta out
+    o_bias: bool = True  # attention_bias includes o_proj
+
+
+FAMILIES = {
+    "llama": Family(qk_norm=False, sliding=False, default_theta=10000.0),
+    "qwen3": Family(qk_norm=True, sliding=True),
+}
+
+
+def read_target(path: Path) -> Target:
+    """Read and check a target; no weight is loaded. `tensors` is keyed with the prefix `model.`, as transformers does.
+
+    Raises UserError for anything missing, contradictory, damaged or unsupported.
+    """
+    path = Path(path)
+    config = read_config(path)
+    model_type = config.text("model_type")
+    if model_type not in FAMILIES:
+        raise config.bad("model_type", f"{model_type} is not supported yet", f"supported: {', '.join(FAMILIES)}")
+    if "quantization_config" in config:
+        raise config.bad("quantization_config", "is not supported yet", "give the unquantized checkpoint")
+    family = FAMILIES[model_type]
+    tensors = _with_prefix(read_tensors(path))
+
+    layers = config.integer("num_hidden_layers", at_least=1)
+    stack = read_stack(
+        config,
+        attention_bias=read_bias(config, "attention_bias", tensors, "self_attn"),
+        qk_norm=family.qk_norm,
+        windows=read_windows(config) if family.sliding else (None,) * layers,
+        default_theta=family.default_theta,
+    )
+    # transformers ties nothing when the file holds a head of its own, so the tensors have the last word.
+    tied = config.flag("tie_word_embeddings", False) and "lm_head.weight" not in tensors
+    mlp_bias = read_bias(config, "mlp_bias", tensors, "mlp")
+    shapes = {f"model.{name}": s for name, s in stack_shapes(stack, o_bias=family.o_bias, mlp_bias=mlp_bias).items()}
+    shapes["model.embed_tokens.weight"] = (stack.vocab, stack.hidden)
+    if not tied:
+        shapes["lm_head.weight"] = (stack.vocab, stack.hidden)
+    check_tensors(tensors, shapes, config)
+    return Target(
+        path,
+        TargetConfig(
+            **vars(stack),
+            model_type=model_type,
+            tie_embeddings=tied,
+            o_bias=stack.attention_bias and family.o_bias,
+            mlp_bias=mlp_bias,
+            bos_id=config.integer("bos_token_id", None),
+            eos_ids=_read_eos(config),
+        ),
+        tensors,
+    )
+
+
+def _with_prefix(tensors: dict[str, TensorRef]) -> dict[str, TensorRef]:
+    """Old Llama files keep `rotary_emb.inv_freq`, which follows from the config; base-model files lack the prefix."""
+    return {
+        name if name.startswith(("model.", "lm_head.")) else f"model.{name}": ref
+        for name, ref in tensors.items()
+        if not name.endswith("rotary_emb.inv_freq")
+    }
+
+
+def _read_eos(config: Config) -> tuple[int, ...]:
+    """`generation_config.json` knows best: chat models stop at more tokens there."""
+    generation = config.file.with_name("generation_config.json")
+    sources = [read_config(generation.parent, generation.name), config] if generation.exists() else [config]
+    for source in sources:
+        if "eos_token_id" in source:
+            single = type(source.values["eos_token_id"]) is int
+            return (source.integer("eos_token_id"),) if single else source.integers("eos_token_id")
+    return ()
