@@ -6,6 +6,7 @@ draft counts only if it equals that choice. So the emitted text is exactly what 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,25 +52,26 @@ def choose(net: Net, logits: ir.Value, sampling: Sampling, vocab: int) -> ir.Val
     Sampling is computed only in calls with a row that asks for it, the candidate list only where top_k or top_p is on; what a
     row gets depends on that row alone.
     """
-    greedy = net.op("ArgMax", logits, axis=-1, keepdims=0)
     hot = net.op("Greater", sampling.temperature, net.const(0, np.float32))  # [B]
+    p_on = net.op("Less", sampling.top_p, net.const(1, np.float32))
+    cut = net.op("And", hot, net.op("Or", p_on, net.op("Greater", sampling.top_k, net.const(0))))  # [B]
 
-    def sampled() -> ir.Value:
+    def softmax_weights() -> ir.Value:
         temperature = net.op("Where", hot, sampling.temperature, net.const(1, np.float32))
         scaled = net.op("Div", logits, net.unsqueeze(temperature, 1, 2))
         peak = net.op("ReduceMax", scaled, net.const([-1]), keepdims=1)
-        weights = net.op("Exp", net.op("Sub", scaled, peak))  # [B, K, V], the softmax before normalisation
-        p_on = net.op("Less", sampling.top_p, net.const(1, np.float32))
-        cut = net.op("Or", p_on, net.op("Greater", sampling.top_k, net.const(0)))  # [B]
-        plain = _inverse_cdf(net, weights, sampling.uniform)
-        token = net.branch(
-            _any(net, cut),
-            lambda: net.op("Where", net.unsqueeze(cut, 1), _from_candidates(net, weights, sampling, min(CANDIDATES, vocab)), plain),
-            lambda: plain,
-        )
-        return net.op("Where", net.unsqueeze(hot, 1), token, greedy)
+        return net.op("Exp", net.op("Sub", scaled, peak))  # [B, K, V], the softmax before normalisation
 
-    return net.branch(_any(net, hot), sampled, lambda: greedy)
+    def by(rows: ir.Value, sample: Callable[[], ir.Value], otherwise: ir.Value) -> ir.Value:
+        return net.branch(
+            _any(net, rows),
+            lambda: net.op("Where", net.unsqueeze(rows, 1), sample(), otherwise),
+            lambda: otherwise,
+        )
+
+    token = net.op("ArgMax", logits, axis=-1, keepdims=0)
+    token = by(hot, lambda: _inverse_cdf(net, softmax_weights(), sampling.uniform), token)
+    return by(cut, lambda: _from_candidates(net, softmax_weights(), sampling, min(CANDIDATES, vocab)), token)
 
 
 def _any(net: Net, flags: ir.Value) -> ir.Value:

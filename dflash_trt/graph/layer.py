@@ -56,20 +56,17 @@ def project_qkv(net: Net, config: StackConfig, weights: Weights, x: ir.Value, ro
 
 
 def decoder_layer(
-    net: Net, config: StackConfig, weights: Weights, x: ir.Value, rows: Rows, cache: Cache, visible: ir.Value | None
+    net: Net, config: StackConfig, weights: Weights, x: ir.Value, rows: Rows, cache: Cache, visible: ir.Value
 ) -> ir.Value:
     """x [B*Q, H] → [B*Q, H]; writes the rows' keys and values to the cache and attends to it.
 
-    `visible`: mask bool [B, 1, Q, S]; without it every position below `rows.length` is visible.
+    `visible`: mask bool [B, 1, Q, S]. The lengths add nothing to it but the permission to stop early.
     """
     normed = net.rms_norm(x, weights("input_layernorm.weight"), config.rms_eps)
     q, k, v = project_qkv(net, config, weights, normed, rows)
     cache.write(net, k, v, rows.start)
-    lengths = None if visible is not None else rows.length
-    y = net.op(
-        "Attention", q, cache.k, cache.v, visible, None, None, lengths,
-        scale=config.head_dim**-0.5,
-    )  # fmt: skip
+    scale = config.head_dim**-0.5
+    y = net.op("Attention", q, cache.k, cache.v, visible, None, None, rows.length, scale=scale)
     y = net.reshape(net.op("Transpose", y, perm=[0, 2, 1, 3]), [-1, config.heads * config.head_dim])
     x = _project_residual(net, weights, "self_attn.o_proj", y, x)
 

@@ -25,8 +25,9 @@ FLOATS = {"float32": ir.DataType.FLOAT, "bfloat16": ir.DataType.BFLOAT16, "float
 class Net:
     """Nodes and initializers of one graph under construction."""
 
-    def __init__(self, dtype: str):
+    def __init__(self, dtype: str, *, conditional: bool):
         self.dtype = FLOATS[dtype]  # of weights and activations
+        self.conditional = conditional
         self.inputs: list[ir.Value] = []
         self.outputs: list[ir.Value] = []
         self.initializers: dict[str, ir.Value] = {}
@@ -63,6 +64,11 @@ class Net:
             value.name = f"v{len(self._tape.nodes)}.{value.index()}"
         return made[0] if outputs == 1 else tuple(made)
 
+    def named(self, name: str, value: ir.Value) -> ir.Value:
+        """Give a value a name that others look it up by (the engine room sets attention lengths so)."""
+        value.name = name
+        return value
+
     def initializer(self, tensor: ir.TensorProtocol) -> ir.Value:
         """Register a constant under its own name, once."""
         assert tensor.name is not None
@@ -79,7 +85,12 @@ class Net:
         return self.initializer(ir.tensor(value, name=f"const.{value.dtype}.{'x'.join(map(str, value.shape))}.{digest}"))
 
     def branch(self, condition: ir.Value, then: Callable[[], ir.Value], otherwise: Callable[[], ir.Value]) -> ir.Value:
-        """`If`: only the chosen side is computed. Both sides may read any value made before."""
+        """`If`: only the chosen side is computed. Both sides may read any value made before.
+
+        In a graph without conditionals the result is `then`, which must hold for either outcome.
+        """
+        if not self.conditional:
+            return then()
         return self.op("If", condition, then_branch=self._subgraph("then", then), else_branch=self._subgraph("else", otherwise))
 
     def _subgraph(self, name: str, body: Callable[[], ir.Value]) -> ir.Graph:

@@ -22,11 +22,14 @@ I64, F32 = ir.DataType.INT64, ir.DataType.FLOAT
 def build_step(pair: Pair, *, dtype: str, cache_len: int | None = None, debug: bool = False) -> Net:
     """Build the graph of `pair`, autoregressive if it has no drafter.
 
-    `dtype`: float32, bfloat16 or float16, of weights, activations and caches; logits are float32. `cache_len`: positions S of
-    every cache, which TensorRT wants to know; by default S is free and may differ from call to call. `debug` adds the outputs
-    `logits` [B, K, V], and with a drafter `hidden` [B, Q, ids * H] and `draft_logits` [B, K-1, V].
+    `dtype`: float32, bfloat16 or float16, of weights, activations and caches; logits are float32. `debug` adds the
+    outputs `logits` [B, K, V], and with a drafter `hidden` [B, Q, ids * H] and `draft_logits` [B, K-1, V].
+
+    `cache_len` asks for the form that TensorRT compiles: S is fixed to it, and sampling is computed in every call, for a CUDA
+    graph cannot hold a conditional (nor does TensorRT-RTX 1.7 find attention kernels behind one). By default S may differ from
+    call to call, and calls without a sampling row skip that work.
     """
-    net = Net(dtype)
+    net = Net(dtype, conditional=cache_len is None)
     target = TargetNet(net, pair.target)
     draft = DraftNet(net, pair.draft) if pair.draft else None
     block_size = pair.draft.config.block_size if pair.draft else 1
@@ -48,7 +51,7 @@ def build_step(pair: Pair, *, dtype: str, cache_len: int | None = None, debug: b
     batch, query = (net.op("Squeeze", part) for part in net.split(shape, [1, 1], axis=0))
     key_positions = net.op("Squeeze", net.op("Shape", target_caches[0].k, start=2, end=3))
     positions = _positions(net, past_len, net.arange(query))
-    written = net.add(past_len, query)
+    written = net.named("target.kv_lengths", net.add(past_len, query))
     rows = Rows(shape, past_len, written, Rotation(net, target.config.rope, target.config.head_dim, positions))
     x = target.embed(net.reshape(ids, [-1]))
     taps = pair.draft.config.target_layer_ids if pair.draft else ()
@@ -64,6 +67,7 @@ def build_step(pair: Pair, *, dtype: str, cache_len: int | None = None, debug: b
         logits = target.head(target.norm(net.op("Gather", x, net.reshape(flat, [-1]), axis=0)))
         logits = net.reshape(logits, [-1, block_size, target.config.vocab])
         choice = choose(net, logits, sampling, target.config.vocab)  # [B, K]
+        choice = net.reshape(choice, _shape(net, batch, block_size))
         if draft:
             following = net.op("Min", net.add(net.unsqueeze(n_given, 1), net.const([range(block_size - 1)])), last)
             drafts = net.op("GatherElements", ids, following, axis=1)
@@ -74,19 +78,19 @@ def build_step(pair: Pair, *, dtype: str, cache_len: int | None = None, debug: b
 
     # the drafter: inject what is now certain, then one pass over the next block
     if draft:
-        rotation = Rotation(net, draft.config.rope, draft.config.head_dim, positions)
+        n_new = net.add(n_given, n_accepted)  # rejected columns lie beyond and are overwritten
         with net.scope("draft/inject"):
-            draft.inject(features, Rows(shape, past_len, written, rotation), draft_caches)
+            rotation = Rotation(net, draft.config.rope, draft.config.head_dim, positions)
+            draft_caches = draft.inject(features, Rows(shape, past_len, written, rotation), n_new, draft_caches)
         with net.scope("draft/block"):
-            start = net.add(net.add(past_len, n_given), n_accepted)  # rejected columns lie beyond and are overwritten
-            end = net.add(start, net.const(block_size))
+            start = net.add(past_len, n_new)
+            end = net.named("draft.kv_lengths", net.add(start, net.const(block_size)))
             positions = _positions(net, start, net.arange(block_size))
-            masks = net.op("Expand", net.const([[draft.config.mask_token_id]]), net.concat(
-                [net.unsqueeze(batch, 0), net.const([block_size - 1])], axis=0))  # fmt: skip
+            masks = net.op("Expand", net.const([[draft.config.mask_token_id]]), _shape(net, batch, block_size - 1))
             block = net.concat([next_block, masks], axis=1)
             rotation = Rotation(net, draft.config.rope, draft.config.head_dim, positions)
             draft_logits = draft.propose(
-                target, block, Rows(net.op("Shape", block), start, end, rotation), draft_caches,
+                target, block, Rows(_shape(net, batch, block_size), start, end, rotation), draft_caches,
                 Visibility(net, positions, end, key_positions),
             )  # fmt: skip
             proposed = net.op("ArgMax", draft_logits, axis=-1, keepdims=0)
@@ -112,6 +116,11 @@ def build_step(pair: Pair, *, dtype: str, cache_len: int | None = None, debug: b
 def _positions(net: Net, start: ir.Value, columns: ir.Value) -> ir.Value:
     """start [B], columns [n] → [B, n]."""
     return net.add(net.unsqueeze(start, 1), net.unsqueeze(columns, 0))
+
+
+def _shape(net: Net, batch: ir.Value, columns: int) -> ir.Value:
+    """(B, columns) as a shape; taken from the inputs, so that compilers see through it whatever comes between."""
+    return net.concat([net.unsqueeze(batch, 0), net.const([columns])], axis=0)
 
 
 def _caches(net: Net, role: str, config: StackConfig, length: int | str) -> list[Cache]:

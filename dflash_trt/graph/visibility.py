@@ -1,6 +1,7 @@
 """Which cache positions a column may see, as boolean masks [B, 1, Q, S] made once per pass.
 
-Full attention without causality needs no mask: the row's length bounds it.
+A mask is the safe form. ONNX's `is_causal` with `nonpad_kv_seqlen` says the same (column i of a row sees positions up to
+length - Q + i), but TensorRT-RTX 1.7's parser aligns `is_causal` to the upper left and drops the lengths without a word.
 """
 
 from __future__ import annotations
@@ -21,14 +22,12 @@ class Visibility:
         self._length = net.unsqueeze(length, 1, 2, 3)  # [B, 1, 1, 1]
         self._masks: dict[tuple[bool, int | None], ir.Value] = {}
 
-    def __call__(self, *, causal: bool, window: int | None) -> ir.Value | None:
-        """The mask of a layer; None where the row's length alone decides.
+    def __call__(self, *, causal: bool, window: int | None) -> ir.Value:
+        """The mask of a layer.
 
         A key is visible below the row's length, not after the column if `causal`, and at a distance < `window`
         on either side (z-lab's reference `_attention_mask`).
         """
-        if not causal and window is None:
-            return None
         if (causal, window) not in self._masks:
             self._masks[causal, window] = self._mask(causal, window)
         return self._masks[causal, window]
