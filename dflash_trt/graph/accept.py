@@ -1,7 +1,8 @@
 """Verification: which drafts count, and the target's own next token.
 
-At every verified position the token is the target's own choice, argmax or inverse-CDF sampling with the caller's uniforms; a
-draft counts only if it equals that choice. So the emitted text is exactly what the target alone emits with the same uniforms.
+At every verified position the token is the target's own choice, argmax or inverse-CDF sampling with the caller's
+uniforms; a draft counts only if it equals that choice. So the emitted text is exactly what the target alone emits
+with the same uniforms.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def pick(net: Net, rows: ir.Value, column: ir.Value) -> ir.Value:
 def choose(net: Net, logits: ir.Value, sampling: Sampling, vocab: int) -> ir.Value:
     """The target's token at each position: logits float32 [B, K, V] → int64 [B, K].
 
-    Sampling is computed only in calls with a row that asks for it, the candidate list only where top_k or top_p is on; what a
-    row gets depends on that row alone.
+    Sampling is computed only in calls with a row that asks for it, the candidate list only where top_k or top_p is
+    on; what a row gets depends on that row alone.
     """
     hot = net.op("Greater", sampling.temperature, net.const(0, np.float32))  # [B]
     p_on = net.op("Less", sampling.top_p, net.const(1, np.float32))
@@ -82,7 +83,8 @@ def _any(net: Net, flags: ir.Value) -> ir.Value:
 def _inverse_cdf(net: Net, weights: ir.Value, uniform: ir.Value) -> ir.Value:
     """weights [B, K, n] ≥ 0, uniform [B, K] → index of the first entry whose cumulated share exceeds uniform.
 
-    The second comparison keeps an index in range, and off trailing zero weights, when uniform * total rounds up to total.
+    The second comparison keeps an index in range, and off trailing zero weights, when uniform * total rounds up to
+    total.
     """
     cumulated = net.op("CumSum", weights, net.const(2))
     total = net.op("ReduceMax", cumulated, net.const([-1]), keepdims=1)
@@ -92,7 +94,8 @@ def _inverse_cdf(net: Net, weights: ir.Value, uniform: ir.Value) -> ir.Value:
 
 
 def _from_candidates(net: Net, weights: ir.Value, sampling: Sampling, n: int) -> ir.Value:
-    """Top-k, then top-p over what is left (the order of transformers and vLLM), then inverse CDF by falling likelihood."""
+    """Top-k, then top-p over what is left (the order of transformers and vLLM), then inverse CDF by falling
+    likelihood."""
     likely, ids = net.op("TopK", weights, net.const([n]), axis=-1, largest=1, sorted=1, outputs=2)  # [B, K, n]
     k_on = net.op("Greater", sampling.top_k, net.const(0))
     limit = net.op("Where", k_on, sampling.top_k, net.const(n))

@@ -5,8 +5,8 @@
     block = [next token, MASK …]                          sees the context and itself; its K, V last one step
     draft j = argmax head(norm(block row j)), j ≥ 1       slot j predicts the token at its own position
 
-TensorRT updates a cache in place only if one node writes it, so a layer's context rows and block rows are merged into one
-run of positions and written together.
+TensorRT updates a cache in place only if one node writes it, so a layer's context rows and block rows are merged into
+one run of positions and written together.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class DraftNet:
         """Make K and V of new context rows for all draft layers; they are written when a layer writes its block.
 
         `features`: tapped target states [B*Q, H_target] each; `rows` their positions, of which the first n_new[b] are
-        certain. One projection serves every layer: the stacked weight is [k of layer 0, k of layer 1, …, v of layer 0, …].
+        certain. One projection serves every layer: the stacked weight is [k of layer 0, k of layer 1, …, v of layer
+        0, …].
         """
         net, config = self.net, self.config
         count, kv, dim = config.layers, config.kv_heads, config.head_dim
@@ -54,7 +55,8 @@ class DraftNet:
         ks, vs = (net.split(x, [kv] * count, axis=1) for x in (rows.rotation(k), v))
         order = self._merged_order(rows, n_new)
         return [
-            InjectedCache(cache.k, cache.v, k, v, rows.start, order, dim) for cache, k, v in zip(caches, ks, vs, strict=True)
+            InjectedCache(cache.k, cache.v, k, v, rows.start, order, dim)
+            for cache, k, v in zip(caches, ks, vs, strict=True)
         ]
 
     def _merged_order(self, rows: Rows, n_new: ir.Value) -> ir.Value:
@@ -79,7 +81,11 @@ class DraftNet:
 
     def _key_norms(self) -> ir.Value:
         """k_norm weights of all layers, [L*Hkv, 1, D]: RMSNormalization itself takes one scale for all heads."""
-        names = [f"layers.{i}.self_attn.k_norm.weight" for i in range(self.config.layers) for _ in range(self.config.kv_heads)]
+        names = [
+            f"layers.{i}.self_attn.k_norm.weight"
+            for i in range(self.config.layers)
+            for _ in range(self.config.kv_heads)
+        ]
         return self.net.reshape(self.weights(*names), [len(names), 1, self.config.head_dim])
 
     def propose(

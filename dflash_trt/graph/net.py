@@ -1,7 +1,7 @@
 """A small builder over onnx-ir: every method adds the nodes of one idea and returns the value they make.
 
-Activations of a decoder stack stay two-dimensional, `[B*Q, width]`, so that every projection is one `Gemm`; only attention
-sees the four-dimensional form.
+Activations of a decoder stack stay two-dimensional, `[B*Q, width]`, so that every projection is one `Gemm`; only
+attention sees the four-dimensional form.
 """
 
 from __future__ import annotations
@@ -58,7 +58,12 @@ class Net:
         """Add one node; returns its output, or a tuple of them when `outputs` > 1."""
         name = "/".join([*self._scope, kind])
         made = self._tape.op_multi_out(
-            kind, inputs, attributes=attributes, num_outputs=outputs, domain=domain, name=f"{name}.{len(self._tape.nodes)}"
+            kind,
+            inputs,
+            attributes=attributes,
+            num_outputs=outputs,
+            domain=domain,
+            name=f"{name}.{len(self._tape.nodes)}",
         )
         for value in made:
             value.name = f"v{len(self._tape.nodes)}.{value.index()}"
@@ -82,7 +87,9 @@ class Net:
         """An inline constant, shared by all who ask for the same one."""
         value = np.asarray(array, dtype=dtype)
         digest = hashlib.sha256(value.tobytes()).hexdigest()[:16]
-        return self.initializer(ir.tensor(value, name=f"const.{value.dtype}.{'x'.join(map(str, value.shape))}.{digest}"))
+        return self.initializer(
+            ir.tensor(value, name=f"const.{value.dtype}.{'x'.join(map(str, value.shape))}.{digest}")
+        )
 
     def branch(self, condition: ir.Value, then: Callable[[], ir.Value], otherwise: Callable[[], ir.Value]) -> ir.Value:
         """`If`: only the chosen side is computed. Both sides may read any value made before.
@@ -91,7 +98,9 @@ class Net:
         """
         if not self.conditional:
             return then()
-        return self.op("If", condition, then_branch=self._subgraph("then", then), else_branch=self._subgraph("else", otherwise))
+        return self.op(
+            "If", condition, then_branch=self._subgraph("then", then), else_branch=self._subgraph("else", otherwise)
+        )
 
     def _subgraph(self, name: str, body: Callable[[], ir.Value]) -> ir.Graph:
         outer, self._tape = self._tape, tape.Tape()

@@ -1,7 +1,7 @@
 """Rotary position embedding: inverse frequencies per kind, angles computed inside the graph.
 
-Nothing is tabulated: one step needs cos and sin of B*Q positions only, which costs nothing next to a layer, and a table of
-131,072 rows would have to be written beside the checkpoint.
+Nothing is tabulated: one step needs cos and sin of B*Q positions only, which costs nothing next to a layer, and a
+table of 131,072 rows would have to be written beside the checkpoint.
 
 Sources: RoFormer (arXiv 2104.09864), YaRN (arXiv 2309.00071), Llama 3.1's model card code for `llama3`.
 """
@@ -35,7 +35,9 @@ def _llama3(rope: Rope, plain: np.ndarray) -> np.ndarray:
     wavelength = 2 * math.pi / plain
     low_wave = rope.original_max_position / rope.low_freq_factor
     high_wave = rope.original_max_position / rope.high_freq_factor
-    blend = (rope.original_max_position / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blend = (rope.original_max_position / wavelength - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
     mixed = (1 - blend) * plain / rope.factor + blend * plain
     stretched = np.where(wavelength > low_wave, plain / rope.factor, plain)
     return np.where((wavelength <= low_wave) & (wavelength >= high_wave), mixed, stretched).astype(np.float32)

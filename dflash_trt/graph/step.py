@@ -25,9 +25,9 @@ def build_step(pair: Pair, *, dtype: str, cache_len: int | None = None, debug: b
     `dtype`: float32, bfloat16 or float16, of weights, activations and caches; logits are float32. `debug` adds the
     outputs `logits` [B, K, V], and with a drafter `hidden` [B, Q, ids * H] and `draft_logits` [B, K-1, V].
 
-    `cache_len` asks for the form that TensorRT compiles: S is fixed to it, and sampling is computed in every call, for a CUDA
-    graph cannot hold a conditional (nor does TensorRT-RTX 1.7 find attention kernels behind one). By default S may differ from
-    call to call, and calls without a sampling row skip that work.
+    `cache_len` asks for the form that TensorRT compiles: S is fixed to it, and sampling is computed in every call,
+    for a CUDA graph cannot hold a conditional (nor does TensorRT-RTX 1.7 find attention kernels behind one). By
+    default S may differ from call to call, and calls without a sampling row skip that work.
     """
     net = Net(dtype, conditional=cache_len is None)
     target = TargetNet(net, pair.target)
@@ -125,7 +125,9 @@ def _shape(net: Net, batch: ir.Value, columns: int) -> ir.Value:
 
 def _caches(net: Net, role: str, config: StackConfig, length: int | str) -> list[Cache]:
     shape = ("batch", config.kv_heads, length, config.head_dim)
-    return [Cache(*(net.input(f"{role}_{kind}_cache.{i}", net.dtype, shape) for kind in "kv")) for i in range(config.layers)]
+    return [
+        Cache(*(net.input(f"{role}_{kind}_cache.{i}", net.dtype, shape) for kind in "kv")) for i in range(config.layers)
+    ]
 
 
 def _present(net: Net, role: str, caches: list[Cache], config: StackConfig, length: int | str) -> None:

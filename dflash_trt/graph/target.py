@@ -1,6 +1,7 @@
 """The target half of a step: every layer over the given columns, with taps for the drafter.
 
-One class of network serves Llama and dense Qwen3; what differs (q/k norms, biases, windows) is in the config and the file.
+One class of network serves Llama and dense Qwen3; what differs (q/k norms, biases, windows) is in the config and the
+file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Which cache positions a column may see, as boolean masks [B, 1, Q, S] made once per pass.
 
-A mask is the safe form. ONNX's `is_causal` with `nonpad_kv_seqlen` says the same (column i of a row sees positions up to
-length - Q + i), but TensorRT-RTX 1.7's parser aligns `is_causal` to the upper left and drops the lengths without a word.
+A mask is the safe form. ONNX's `is_causal` with `nonpad_kv_seqlen` says the same (column i of a row sees positions up
+to length - Q + i), but TensorRT-RTX 1.7's parser aligns `is_causal` to the upper left and drops the lengths without a
+word.
 """
 
 from __future__ import annotations

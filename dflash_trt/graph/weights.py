@@ -1,7 +1,7 @@
 """Weights of a graph: references into the checkpoint's own safetensors files, never copies.
 
-An ONNX initializer with external data is (file, offset, length), and a safetensors tensor is just such a range. Where the
-checkpoint's dtype is not the graph's, a `Cast` follows, which the compilers fold at load or build time.
+An ONNX initializer with external data is (file, offset, length), and a safetensors tensor is just such a range. Where
+the checkpoint's dtype is not the graph's, a `Cast` follows, which the compilers fold at load or build time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,12 @@ class Weights:
         self.net.links[link] = ref.file
         return self.net.initializer(
             ir.ExternalTensor(
-                link, ref.offset, ref.nbytes, DTYPES[ref.dtype], shape=ir.Shape(ref.shape), name=f"{self.role}.{ref.name}"
+                link,
+                ref.offset,
+                ref.nbytes,
+                DTYPES[ref.dtype],
+                shape=ir.Shape(ref.shape),
+                name=f"{self.role}.{ref.name}",
             )
         )
 

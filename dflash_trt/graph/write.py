@@ -15,8 +15,8 @@ def write_step(
 ) -> Path:
     """Write `directory/NAME.onnx` and, under `directory/weights/`, a link to every checkpoint file it refers to.
 
-    TensorRT's parser follows the links; ONNX Runtime refuses external data outside the model's folder, so its session maps
-    the files itself. Returns the graph's path. Arguments as for `build_step`.
+    TensorRT's parser follows the links; ONNX Runtime refuses external data outside the model's folder, so its session
+    maps the files itself. Returns the graph's path. Arguments as for `build_step`.
     """
     net = build_step(pair, dtype=dtype, cache_len=cache_len, debug=debug)
     path = directory / f"{name}.onnx"

@@ -1,9 +1,9 @@
 """The step graph on ONNX Runtime's CPU provider, with the KV caches bound in place.
 
-Every cache is one buffer `[max_batch, Hkv, S, D]`. A call on slots i … j binds the view of those rows both as input and as
-output, so `TensorScatter` updates it without a copy. ONNX Runtime's attention works over all S positions of what it is
-given, whatever the sequences' lengths, so S follows the longest sequence at hand in steps of `BUCKET` instead of standing at
-the engine's limit.
+Every cache is one buffer `[max_batch, Hkv, S, D]`. A call on slots i … j binds the view of those rows both as input
+and as output, so `TensorScatter` updates it without a copy. ONNX Runtime's attention works over all S positions of
+what it is given, whatever the sequences' lengths, so S follows the longest sequence at hand in steps of `BUCKET`
+instead of standing at the engine's limit.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class OrtSession:
 class _MappedWeights:
     """The checkpoint files behind a graph's links, mapped for as long as ONNX Runtime needs to read them.
 
-    ONNX Runtime refuses external data outside the model's folder, links included; handed over as memory, the files' pages are
-    read on demand and stay the system's to drop.
+    ONNX Runtime refuses external data outside the model's folder, links included; handed over as memory, the files'
+    pages are read on demand and stay the system's to drop.
     """
 
     def __init__(self, graph: Path):
