@@ -34,7 +34,8 @@ class TargetNet:
     ) -> tuple[ir.Value, list[ir.Value]]:
         """x [B*Q, H] → the last hidden state and the outputs of the tapped layers, in the order asked for.
 
-        A tap is the raw residual stream after a layer, the last layer's included, before any norm.
+        A tap is the raw residual stream after a layer, except that the last layer's has passed the final norm: so the
+        reference implementation reads it (transformers' `hidden_states[-1]`), and so its drafters are trained.
         """
         outputs: dict[int, ir.Value] = {}
         for i, cache in enumerate(caches):
@@ -49,6 +50,8 @@ class TargetNet:
                     visibility(causal=True, window=self.config.windows[i]),
                 )
             outputs[i] = x
+        if len(caches) - 1 in taps:
+            outputs[len(caches) - 1] = self.norm(x)
         return x, [outputs[i] for i in taps]
 
     def norm(self, x: ir.Value) -> ir.Value:

@@ -20,7 +20,8 @@ class Visibility:
         self._net = net
         self._column = net.unsqueeze(positions, 1, 3)  # [B, 1, Q, 1]
         self._key = net.unsqueeze(net.arange(cache_len), 0, 1, 2)  # [1, 1, 1, S]
-        self._length = net.unsqueeze(length, 1, 2, 3)  # [B, 1, 1, 1]
+        last = net.op("Sub", net.unsqueeze(length, 1, 2, 3), net.const(1))
+        self._last = net.op("Expand", last, net.op("Shape", self._column))  # [B, 1, Q, 1]
         self._masks: dict[tuple[bool, int | None], ir.Value] = {}
 
     def __call__(self, *, causal: bool, window: int | None) -> ir.Value:
@@ -35,7 +36,7 @@ class Visibility:
 
     def _mask(self, causal: bool, window: int | None) -> ir.Value:
         net = self._net
-        visible = net.op("LessOrEqual", self._key, self._column) if causal else net.op("Less", self._key, self._length)
+        visible = net.op("LessOrEqual", self._key, self._column if causal else self._last)
         if window is None:
             return visible
         distance = net.op("Abs", net.op("Sub", self._column, self._key))
