@@ -1,5 +1,6 @@
 """Read and check checkpoints: configs as records, tensors as byte ranges. Nothing here loads weights unasked."""
 
+from dflash_trt.checkpoint.card import describe_checkpoint
 from dflash_trt.checkpoint.draft import read_draft
 from dflash_trt.checkpoint.model import Draft, DraftConfig, Pair, Rope, StackConfig, Target, TargetConfig, TensorRef
 from dflash_trt.checkpoint.pair import pair
@@ -17,6 +18,7 @@ __all__ = [
     "Target",
     "TargetConfig",
     "TensorRef",
+    "describe_checkpoint",
     "load_tensor",
     "pair",
     "read_draft",

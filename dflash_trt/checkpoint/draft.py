@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from dflash_trt.checkpoint.config import Config, read_config
 from dflash_trt.checkpoint.model import Draft, DraftConfig, StackConfig, TensorRef
 from dflash_trt.checkpoint.stack import check_tensors, read_bias, read_stack, read_windows, stack_shapes
 from dflash_trt.checkpoint.variants import KEYS, refuse_variant_config, refuse_variant_tensors
-from dflash_trt.checkpoint.weights import read_tensors
+from dflash_trt.checkpoint.weights import read_tensors, rename_tensors
 from dflash_trt.errors import UserError
 
 NESTED = "dflash_config"
@@ -31,7 +30,7 @@ def read_draft(path: Path, block_size: int | None = None) -> Draft:
         raise config.bad(f"{NESTED}.{key}", "is not supported", "if it only tells of the training, remove it")
     config = config.joined(NESTED)
     refuse_variant_config(config)
-    tensors = _without_prefix(read_tensors(path))
+    tensors = rename_tensors(read_tensors(path), lambda name: name.removeprefix("model."))
     refuse_variant_tensors(tensors)
 
     windows, causal = _read_attention(config)
@@ -67,15 +66,6 @@ def check_target_layer_ids(ids: tuple[int, ...], layers: int, where: object) -> 
             where=where,
             fix="ids are 0-based layer outputs",
         )
-
-
-def _without_prefix(tensors: Mapping[str, TensorRef]) -> dict[str, TensorRef]:
-    bare: dict[str, TensorRef] = {}
-    for name, ref in tensors.items():
-        if (short := name.removeprefix("model.")) in bare:
-            raise UserError(f"tensor {short} is there with and without the prefix model.", where=ref.file)
-        bare[short] = ref
-    return bare
 
 
 def _read_block_size(config: Config, wanted: int | None) -> int:

@@ -87,7 +87,7 @@ class DraftConfig(StackConfig):
 
 @dataclass(frozen=True)
 class Target:
-    """A checked target checkpoint. `tensors` is keyed as in transformers: `model.…`, and `lm_head.weight` unless tied."""
+    """A checked target checkpoint. `tensors` is keyed as in transformers: `model.…`, `lm_head.weight` unless tied."""
 
     path: Path
     config: TargetConfig

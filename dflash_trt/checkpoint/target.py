@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.checkpoint.config import Config, read_config
-from dflash_trt.checkpoint.model import Target, TargetConfig, TensorRef
+from dflash_trt.checkpoint.model import Target, TargetConfig
 from dflash_trt.checkpoint.stack import check_tensors, read_bias, read_stack, read_windows, stack_shapes
-from dflash_trt.checkpoint.weights import read_tensors
+from dflash_trt.checkpoint.weights import read_tensors, rename_tensors
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,9 @@ def read_target(path: Path) -> Target:
     if "quantization_config" in config:
         raise config.bad("quantization_config", "is not supported yet", "give the unquantized checkpoint")
     family = FAMILIES[model_type]
-    tensors = _with_prefix(read_tensors(path))
+    tensors = rename_tensors(read_tensors(path), _prefixed)
+    for name in [name for name in tensors if name.endswith("rotary_emb.inv_freq")]:
+        del tensors[name]  # in old Llama files; it follows from the config
 
     layers = config.integer("num_hidden_layers", at_least=1)
     stack = read_stack(
@@ -73,13 +75,9 @@ def read_target(path: Path) -> Target:
     )
 
 
-def _with_prefix(tensors: dict[str, TensorRef]) -> dict[str, TensorRef]:
-    """Old Llama files keep `rotary_emb.inv_freq`, which follows from the config; base-model files lack the prefix."""
-    return {
-        name if name.startswith(("model.", "lm_head.")) else f"model.{name}": ref
-        for name, ref in tensors.items()
-        if not name.endswith("rotary_emb.inv_freq")
-    }
+def _prefixed(name: str) -> str:
+    """The spelling of a whole model; files of the bare decoder lack the prefix."""
+    return name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
 
 
 def _read_eos(config: Config) -> tuple[int, ...]:

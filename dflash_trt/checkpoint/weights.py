@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -69,6 +70,15 @@ def read_header(file: Path) -> dict[str, TensorRef]:
     tensors = {name: _tensor_ref(name, entry, file, start) for name, entry in entries.items()}
     _check_ranges(sorted(tensors.values(), key=lambda ref: (ref.offset, ref.nbytes)), start, size, file)
     return tensors
+
+
+def rename_tensors(tensors: dict[str, TensorRef], rename: Callable[[str], str]) -> dict[str, TensorRef]:
+    """Key the same tensors by other names. Raises UserError if two would share one."""
+    renamed: dict[str, TensorRef] = {}
+    for name, ref in tensors.items():
+        if (other := renamed.setdefault(rename(name), ref)) is not ref:
+            raise UserError(f"tensors {other.name} and {name} are the same", where=ref.file, fix="remove the stale one")
+    return renamed
 
 
 def load_tensor(ref: TensorRef) -> np.ndarray:

@@ -41,7 +41,7 @@ def heads(net: Net, x: ir.Value, rows: ir.Value, count: int, head_dim: int) -> i
     return net.op("Transpose", net.reshape(x, shape), perm=[0, 2, 1, 3])
 
 
-def project_qkv(net: Net, config: StackConfig, weights: Weights, x: ir.Value, rows: Rows):
+def project_qkv(net: Net, config: StackConfig, weights: Weights, x: ir.Value, rows: Rows) -> tuple[ir.Value, ...]:
     """q [B, Hq, Q, D], k and v [B, Hkv, Q, D] of the normed rows x, rotated, by one stacked projection."""
     names = [f"self_attn.{part}_proj" for part in "qkv"]
     y = net.linear(x, weights(*(f"{n}.weight" for n in names)), weights.bias(*(f"{n}.bias" for n in names)))

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -54,7 +55,9 @@ class Net:
         value.type, value.shape = ir.TensorType(dtype), ir.Shape(shape)
         self.outputs.append(value)
 
-    def op(self, kind: str, *inputs: ir.Value | None, outputs: int = 1, domain: str = "", **attributes: Attributes):
+    def op(
+        self, kind: str, *inputs: ir.Value | None, outputs: int = 1, domain: str = "", **attributes: Attributes
+    ) -> Any:
         """Add one node; returns its output, or a tuple of them when `outputs` > 1."""
         name = "/".join([*self._scope, kind])
         made = self._tape.op_multi_out(

@@ -1,0 +1,84 @@
+"""What a checkpoint directory holds, as data that `inspect` shows or prints as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.checkpoint.config import Config, read_config
+from dflash_trt.checkpoint.draft import read_draft
+from dflash_trt.checkpoint.model import Draft, DraftConfig, Rope, Target, TargetConfig
+from dflash_trt.checkpoint.target import read_target
+from dflash_trt.errors import UserError
+
+DRAFT_KEYS = ("dflash_config", "target_layer_ids", "aux_hidden_state_layer_ids", "block_size")
+SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "max_position")
+
+
+def describe_checkpoint(path: Path, block_size: int | None = None) -> dict[str, Any]:
+    """A JSON-able card. A checkpoint that cannot be used has the reason under `problems` and little else."""
+    card: dict[str, Any] = {"kind": "checkpoint", "path": str(path)}
+    try:
+        card["kind"] = "drafter" if _is_draft(read_config(path)) else "target"
+        checkpoint = read_draft(path, block_size) if card["kind"] == "drafter" else read_target(path)
+        return card | _describe(checkpoint) | {"problems": []}
+    except UserError as error:
+        return card | {"problems": [str(error)]}
+
+
+def _is_draft(config: Config) -> bool:
+    names = config.values.get("architectures") or []
+    return any(key in config for key in DRAFT_KEYS) or any("DFlash" in str(name) for name in names)
+
+
+def _describe(checkpoint: Target | Draft) -> dict[str, Any]:
+    config, refs = checkpoint.config, checkpoint.tensors.values()
+    stored: Counter[str] = Counter()
+    for ref in refs:
+        stored[ref.dtype] += ref.nbytes
+    cache_values = 2 * config.layers * config.kv_heads * config.head_dim  # K and V
+    own = _describe_draft(checkpoint.config) if isinstance(checkpoint, Draft) else _describe_target(checkpoint.config)
+    return {
+        "files": sorted({ref.file.name for ref in refs}),
+        "parameters": sum(math.prod(ref.shape) for ref in refs),
+        "stored_bytes": dict(stored),
+        **{key: getattr(config, key) for key in SIZES},
+        "rope": _rope(config.rope),
+        "attention_bias": config.attention_bias,
+        **own,
+        "cache_bytes_per_token": {"bfloat16": 2 * cache_values, "float32": 4 * cache_values},
+    }
+
+
+def _describe_draft(config: DraftConfig) -> dict[str, Any]:
+    layers = zip(config.windows, config.causal, strict=True)
+    return {
+        "attention": [_attention(window, causal) for window, causal in layers],
+        "block_size": config.block_size,
+        "mask_token_id": config.mask_token_id,
+        "target_layer_ids": list(config.target_layer_ids),
+        "num_target_layers": config.num_target_layers,
+    }
+
+
+def _describe_target(config: TargetConfig) -> dict[str, Any]:
+    return {
+        "attention": [_attention(window, causal=True) for window in config.windows],
+        "family": config.model_type,
+        "tied_head": config.tie_embeddings,
+        "mlp_bias": config.mlp_bias,
+        "eos_ids": list(config.eos_ids),
+    }
+
+
+def _attention(window: int | None, causal: bool) -> str:
+    return f"{f'window {window}' if window else 'full'}, {'causal' if causal else 'bidirectional'}"
+
+
+def _rope(rope: Rope) -> dict[str, Any]:
+    """The kind, the base and whatever is not at its default."""
+    changed = {f.name: getattr(rope, f.name) for f in fields(rope) if getattr(rope, f.name) != f.default}
+    return {"kind": rope.kind} | changed

@@ -1,0 +1,65 @@
+"""Which compiler builds for which GPU: TensorRT where it is installed, else TensorRT-RTX ahead of time."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+
+from dflash_trt.engine.hardware import TENSORRT, TENSORRT_RTX, Sm, find_sm, listed, local_sm, targets
+from dflash_trt.errors import UserError
+
+MODULES = {TENSORRT: "tensorrt", TENSORRT_RTX: "tensorrt_rtx_bindings"}
+INSTALL = {TENSORRT: "pip install -r requirements-gpu.txt", TENSORRT_RTX: "pip install -r requirements.txt"}
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A compiler at hand; both have the same Python API."""
+
+    name: str
+    module: ModuleType
+
+    @property
+    def version(self) -> str:
+        return self.module.__version__
+
+    @property
+    def ahead_of_time(self) -> bool:
+        """TensorRT builds for the GPU it runs on; TensorRT-RTX needs none."""
+        return self.name == TENSORRT_RTX
+
+
+def choose(backend: str, sm: int | None) -> tuple[Backend, Sm]:
+    """The compiler and the SM for `--backend auto|tensorrt|tensorrt-rtx` and `--sm`.
+
+    Without `sm` the GPU of this machine is meant. Raises UserError saying what is missing.
+    """
+    here = local_sm()
+    if sm is None and here is None:
+        fix = f"pass --sm, one of {listed(*targets(TENSORRT_RTX))} for {TENSORRT_RTX}"
+        raise UserError("there is no GPU on this machine to build for", where="--sm", fix=fix)
+    wanted = find_sm(sm if sm is not None else here or 0)
+    names = [TENSORRT, TENSORRT_RTX] if backend == "auto" else [backend]
+    if backend != "auto" and backend not in MODULES:
+        raise UserError(f"there is no backend {backend!r}", where="--backend", fix=f"auto, {', '.join(MODULES)}")
+    refusals = []
+    for name in names:
+        module = _find(name)
+        if name not in wanted.compilers:
+            refusals.append(f"{name} builds for SM {listed(*targets(name))} only")
+        elif module is None:
+            refusals.append(f"{name} is not installed ({INSTALL[name]})")
+        elif name == TENSORRT and here != wanted.number:
+            refusals.append(f"{name} builds for the GPU it runs on, here {f'SM{here}' if here else 'none'}")
+        else:
+            return Backend(name, module), wanted
+    what = f"cannot build for SM{wanted.number} ({wanted.family}: {wanted.cards})"
+    raise UserError(what, where="; ".join(refusals), fix="install what is missing or choose another --sm")
+
+
+def _find(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(MODULES[name])
+    except ImportError:  # also a wheel whose libraries are absent
+        return None

@@ -1,0 +1,123 @@
+"""Checkpoints in, engine directory out. Weights stay where they are: the graphs refer to the checkpoints' own files."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+
+from dflash_trt import __version__
+from dflash_trt.checkpoint import Draft, Pair, Target, pair, read_draft, read_target
+from dflash_trt.engine.directory import staged
+from dflash_trt.engine.fingerprint import fingerprint
+from dflash_trt.engine.load import Engine
+from dflash_trt.engine.manifest import MAJOR, MINOR, File, Limits, Manifest, Mapping, Model, WeightFile
+from dflash_trt.engine.progress import Progress, silent
+from dflash_trt.errors import UserError
+from dflash_trt.graph import write_graphs
+
+DTYPES = ("bfloat16", "float16", "float32")
+MAX_BATCH = 8
+MAX_SEQ_LEN = 4096  # or what the models can, if less
+MAX_QUERY = 256  # enough columns to use a GPU's matrix units in prefill; each costs a cache position
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+def convert(
+    target: Path,
+    draft: Path | None,
+    output: Path,
+    *,
+    dtype: str = DTYPES[0],
+    max_batch: int = MAX_BATCH,
+    max_seq_len: int | None = None,
+    max_query: int = MAX_QUERY,
+    block_size: int | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+) -> Engine:
+    """Write the engine directory `output` for a target and its drafter (None: autoregressive only).
+
+    `dtype` is that of the graphs TensorRT compiles; a CPU computes in float32. `block_size` shortens the drafter's block
+    or, where its config names none, gives it. Raises UserError for checkpoints or limits that do not fit.
+    """
+    if dtype not in DTYPES:
+        raise UserError(f"dtype {dtype!r} is not supported", where="--dtype", fix=f"choose one of {', '.join(DTYPES)}")
+    for option, value in {"--max-batch": max_batch, "--max-query": max_query, "--max-seq-len": max_seq_len}.items():
+        if value is not None and value < 1:
+            raise UserError(f"{value} is too small", where=option, fix="give 1 or more")
+    progress("reading the checkpoints", 0)
+    models = pair(read_target(target), read_draft(draft, block_size) if draft else None)
+    limits = Limits(
+        max_batch=max_batch,
+        max_seq_len=_max_seq_len(models, max_seq_len),
+        block_size=models.draft.config.block_size if models.draft else 1,
+        max_query=max_query,
+    )
+    with staged(output, force=force) as directory:
+        progress("writing the graphs", 0.2)
+        write_graphs(models, directory, dtype=dtype, cache_len=limits.cache_len)
+        for name in TOKENIZER_FILES:
+            if (models.target.path / name).is_file():
+                shutil.copyfile(models.target.path / name, directory / name)
+        progress("taking fingerprints", 0.8)
+        manifest = _describe(models, directory, dtype, limits)
+        manifest.write(directory)
+    progress("done", 1)
+    return Engine(output, manifest)
+
+
+def _max_seq_len(models: Pair, wanted: int | None) -> int:
+    """The longest sequence: as asked for, or as far as both models' positions reach."""
+    halves = [half for half in (models.target, models.draft) if half]
+    if wanted is None:
+        return min(MAX_SEQ_LEN, *(half.config.max_position for half in halves))
+    for half in halves:
+        if wanted > half.config.max_position:
+            raise UserError(
+                f"max_seq_len {wanted} is beyond max_position_embeddings {half.config.max_position}",
+                where=half.path / "config.json",
+                fix=f"give --max-seq-len {half.config.max_position} or less",
+            )
+    return wanted
+
+
+def _describe(models: Pair, directory: Path, dtype: str, limits: Limits) -> Manifest:
+    written = sorted(path for path in directory.iterdir() if path.is_file())
+    links = sorted(path for path in directory.rglob("*") if path.is_symlink())
+    return Manifest(
+        format=f"{MAJOR}.{MINOR}",
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        target=_model(models.target),
+        draft=_model(models.draft) if models.draft else None,
+        dtype=dtype,
+        quantization=None,
+        mapping=Mapping(),
+        limits=limits,
+        vocab=models.target.config.vocab,
+        eos_ids=models.target.config.eos_ids,
+        files={path.name: File(path.stat().st_size, fingerprint(path)) for path in written},
+        weights={
+            str(link.relative_to(directory)): WeightFile(
+                str(link.resolve()), link.stat().st_size, fingerprint(link.resolve())
+            )
+            for link in links
+        },
+        engines=(),
+        tools={"dflash-trt": __version__, "python": platform.python_version()}
+        | {name: version(name) for name in ("onnx", "onnx-ir")},
+    )
+
+
+def _model(half: Target | Draft) -> Model:
+    path = half.path.resolve()
+    return Model(path.name, str(path), half.config.layers, half.config.kv_heads, half.config.head_dim)

@@ -1,0 +1,134 @@
+"""`manifest.json`: everything a reader of an engine directory needs to know, as frozen records."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_trt.checkpoint.config import read_json
+from dflash_trt.engine.strict import Mismatch, decode
+from dflash_trt.errors import UserError
+
+NAME = "manifest.json"
+MAJOR, MINOR = 1, 0  # a reader takes any minor version of its own major version
+
+CONVERT_AGAIN = "make the directory anew with `dflash-trt convert`"
+
+
+@dataclass(frozen=True)
+class File:
+    """What a file must still be: its size in bytes and its fingerprint (see `fingerprint.py`)."""
+
+    size: int
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """A checkpoint file that the graphs refer to through a link."""
+
+    path: str  # absolute
+    size: int
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Model:
+    """One half of the pair, and the shape of its KV caches: `layers` x 2 x [max_batch, kv_heads, S, head_dim]."""
+
+    name: str
+    path: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """Over how many GPUs a copy of the engine is spread."""
+
+    tp: int = 1
+    ep: int = 1
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an engine was built for."""
+
+    max_batch: int  # slots
+    max_seq_len: int  # tokens of prompt + answer a slot can hold
+    block_size: int  # K: tokens a decode row verifies at most; 1 in an autoregressive engine
+    max_query: int  # columns of one call: the longest prefill chunk
+
+    @property
+    def cache_len(self) -> int:
+        """S: a step writes its Q columns and the next block behind at most max_seq_len committed tokens."""
+        return self.max_seq_len + self.max_query + self.block_size
+
+
+@dataclass(frozen=True)
+class CompiledEngine:
+    """One graph compiled for one SM."""
+
+    graph: str  # the name of its .onnx file without the suffix
+    file: str
+    sm: int
+    compiler: str
+    version: str  # of the compiler; an engine runs only under the same one
+    precision: str
+    seconds: float
+    size: int
+    fingerprint: str
+    layers: dict[str, int]  # network layers by TensorRT type
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The whole of `manifest.json`."""
+
+    format: str
+    created: str  # ISO 8601, UTC
+    target: Model
+    draft: Model | None
+    dtype: str  # of the graphs that TensorRT compiles; those for a CPU are float32
+    quantization: str | None
+    mapping: Mapping
+    limits: Limits
+    vocab: int
+    eos_ids: tuple[int, ...]
+    files: dict[str, File]  # graphs and tokenizer files in the directory
+    weights: dict[str, WeightFile]  # links in the directory → checkpoint files
+    engines: tuple[CompiledEngine, ...]
+    tools: dict[str, str]  # name → version of what wrote the directory
+
+    def write(self, directory: Path) -> None:
+        """Put the manifest in place at once: a reader sees the old one or the new one."""
+        partial = directory / f".{NAME}.{os.getpid()}"
+        try:
+            with partial.open("w", encoding="utf-8") as file:
+                json.dump(dataclasses.asdict(self), file, indent=2)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(directory / NAME)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read `directory/manifest.json`. Raises UserError naming file, key and value if it is not one of ours."""
+    file = directory / NAME
+    if not file.is_file():
+        raise UserError("not an engine directory: it has no manifest.json", where=directory, fix=CONVERT_AGAIN)
+    values = read_json(file)
+    found = values.get("format")
+    if not isinstance(found, str) or found.partition(".")[0] != str(MAJOR):
+        fix = f"use the dflash-trt that wrote it, or {CONVERT_AGAIN}"
+        raise UserError(f"format is {found!r}; this version reads {MAJOR}.x", where=file, fix=fix)
+    try:
+        return decode(Manifest, values)
+    except Mismatch as error:
+        raise UserError(str(error), where=file, fix=CONVERT_AGAIN) from None

@@ -1,0 +1,1 @@
+"""Measures a running engine: whether it says what independent implementations say, and how fast."""
