@@ -55,7 +55,7 @@ class RecordingSession:
         self._session.free_slot(slot)
 
     def answer(self, prompt: Sequence[int], max_new_tokens: int) -> tuple[list[int], list[Decision]]:
-        """Continue `prompt` greedily: prompt and all tokens chosen, those after a stop token included; the decisions."""
+        """Continue `prompt` greedily, past stop tokens: all tokens, the prompt's included, and the decisions."""
         self.decisions = []
         for _ in Generator(self).generate([Request(prompt, max_new_tokens)]):
             pass
