@@ -42,32 +42,35 @@ def _describe(checkpoint: Target | Draft) -> dict[str, Any]:
     cache_values = 2 * config.layers * config.kv_heads * config.head_dim  # K and V
     own = _describe_draft(checkpoint.config) if isinstance(checkpoint, Draft) else _describe_target(checkpoint.config)
     return {
+        **own,
         "files": sorted({ref.file.name for ref in refs}),
         "parameters": sum(math.prod(ref.shape) for ref in refs),
         "stored_bytes": dict(stored),
         **{key: getattr(config, key) for key in SIZES},
         "rope": _rope(config.rope),
         "attention_bias": config.attention_bias,
-        **own,
         "cache_bytes_per_token": {"bfloat16": 2 * cache_values, "float32": 4 * cache_values},
     }
 
 
 def _describe_draft(config: DraftConfig) -> dict[str, Any]:
     layers = zip(config.windows, config.causal, strict=True)
+    scales = {"embedding_scale": 1.0, "logit_scale": 1.0, "logit_softcap": None}
     return {
+        "family": "DFlash, z-lab layout",
         "attention": [_attention(window, causal) for window, causal in layers],
         "block_size": config.block_size,
         "mask_token_id": config.mask_token_id,
         "target_layer_ids": list(config.target_layer_ids),
         "num_target_layers": config.num_target_layers,
+        **{key: getattr(config, key) for key, usual in scales.items() if getattr(config, key) != usual},
     }
 
 
 def _describe_target(config: TargetConfig) -> dict[str, Any]:
     return {
-        "attention": [_attention(window, causal=True) for window in config.windows],
         "family": config.model_type,
+        "attention": [_attention(window, causal=True) for window in config.windows],
         "tied_head": config.tie_embeddings,
         "mlp_bias": config.mlp_bias,
         "eos_ids": list(config.eos_ids),

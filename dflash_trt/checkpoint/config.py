@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,9 +34,9 @@ class Config:
         return value
 
     def number(self, key: str, default: Default = REQUIRED) -> float | Default:
-        """A positive, finite number."""
+        """A positive number that a double can hold."""
         value = self._value(key, default)
-        if key in self and (type(value) not in (int, float) or not 0 < value < math.inf):
+        if key in self and (type(value) not in (int, float) or not 0 < value <= sys.float_info.max):
             raise self.bad(key, f"is {value!r}, not a positive number")
         return float(value) if key in self else value
 

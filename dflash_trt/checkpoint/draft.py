@@ -26,10 +26,11 @@ def read_draft(path: Path, block_size: int | None = None) -> Draft:
     """
     path = Path(path)
     config = read_config(path)
-    for key in sorted(config.section(NESTED).values.keys() - NESTED_KEYS - KEYS.keys()):
-        raise config.bad(f"{NESTED}.{key}", "is not supported", "if it only tells of the training, remove it")
+    nested = config.section(NESTED).values.keys()
     config = config.joined(NESTED)
     refuse_variant_config(config)
+    if unread := sorted(nested - NESTED_KEYS - KEYS.keys()):
+        raise config.bad(f"{NESTED}.{unread[0]}", "is not supported", "if it only tells of the training, remove it")
     tensors = rename_tensors(read_tensors(path), lambda name: name.removeprefix("model."))
     refuse_variant_tensors(tensors)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dflash_trt.checkpoint.config import Config
+from dflash_trt.checkpoint.config import Config, Default
 from dflash_trt.checkpoint.model import Rope
 
 KINDS = ("default", "linear", "yarn", "llama3")
@@ -20,7 +20,9 @@ def read_rope(config: Config, max_position: int, default_theta: float | None = N
         raise config.bad(f"rope key {unread[0]}", "is not supported")
     if block.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)) != 1:
         raise config.bad("partial_rotary_factor", "other than 1 is not supported")
-    theta = _theta(config, block, default_theta)
+    theta = _either(config, block, "rope_theta", default_theta)
+    if theta is None or theta <= 1:
+        raise config.bad("rope_theta", "is missing" if theta is None else f"is {theta:g}, not above 1")
     if "rope_type" not in block and "type" not in block and "factor" in block:
         raise config.bad("rope_type", "is missing beside a rope factor", f"one of {', '.join(KINDS)}")
     legacy = block.one_of("type", KINDS, "default")
@@ -32,11 +34,7 @@ def read_rope(config: Config, max_position: int, default_theta: float | None = N
     factor = block.number("factor")
     if kind == "linear":
         return Rope(theta, "linear", factor)
-    original = config.integer(
-        "original_max_position_embeddings",
-        block.integer("original_max_position_embeddings", max_position, at_least=1),
-        at_least=1,
-    )
+    original = int(_either(config, block, "original_max_position_embeddings", max_position))
     if kind == "llama3":
         low, high = block.number("low_freq_factor"), block.number("high_freq_factor")
         if low >= high:
@@ -73,9 +71,9 @@ def _block(config: Config) -> Config:
     return Config(config.file, old.values | new.values)
 
 
-def _theta(config: Config, block: Config, default: float | None) -> float:
-    inner, outer = block.number("rope_theta", None), config.number("rope_theta", None)
+def _either(config: Config, block: Config, key: str, default: Default) -> float | Default:
+    """A number that may stand at top level or in the rope block."""
+    inner, outer = block.number(key, None), config.number(key, None)
     if inner and outer and inner != outer:
-        raise config.bad("rope_theta", f"is {outer:g} at top level but {inner:g} in the rope block", "keep one")
-    theta = inner or outer or default
-    return config.number("rope_theta") if theta is None else theta
+        raise config.bad(key, f"is {outer:g} at top level but {inner:g} in the rope block", "keep one")
+    return inner or outer or default

@@ -12,6 +12,7 @@ from dflash_trt.errors import UserError
 Shapes = dict[str, tuple[int, ...]]
 FLOATS = ("F32", "BF16", "F16")
 FULL, SLIDING = "full_attention", "sliding_attention"
+MAX_LAYERS = 1000  # far beyond any model; a damaged config must not fill the memory
 
 
 def read_stack(
@@ -33,7 +34,7 @@ def read_stack(
     config.one_of("hidden_act", ["silu"], "silu")
     max_position = config.integer("max_position_embeddings", at_least=1)
     return StackConfig(
-        layers=config.integer("num_hidden_layers", at_least=1),
+        layers=read_layers(config),
         hidden=hidden,
         ffn=config.integer("intermediate_size", at_least=1),
         heads=heads,
@@ -49,9 +50,16 @@ def read_stack(
     )
 
 
+def read_layers(config: Config) -> int:
+    layers = config.integer("num_hidden_layers", at_least=1)
+    if layers > MAX_LAYERS:
+        raise config.bad("num_hidden_layers", f"is {layers}; more than {MAX_LAYERS} are not supported")
+    return layers
+
+
 def read_windows(config: Config) -> tuple[int | None, ...]:
     """Per layer its sliding window, None for full attention (transformers' `Qwen3Config`)."""
-    layers = config.integer("num_hidden_layers", at_least=1)
+    layers = read_layers(config)
     used, window = config.flag("use_sliding_window", None), config.integer("sliding_window", None, at_least=1)
     types = config.texts("layer_types", None)
     if types is None:

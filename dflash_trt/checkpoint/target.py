@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dflash_trt.checkpoint.config import Config, read_config
 from dflash_trt.checkpoint.model import Target, TargetConfig
-from dflash_trt.checkpoint.stack import check_tensors, read_bias, read_stack, read_windows, stack_shapes
+from dflash_trt.checkpoint.stack import check_tensors, read_bias, read_layers, read_stack, read_windows, stack_shapes
 from dflash_trt.checkpoint.weights import read_tensors, rename_tensors
 
 
@@ -44,12 +44,11 @@ def read_target(path: Path) -> Target:
     for name in [name for name in tensors if name.endswith("rotary_emb.inv_freq")]:
         del tensors[name]  # in old Llama files; it follows from the config
 
-    layers = config.integer("num_hidden_layers", at_least=1)
     stack = read_stack(
         config,
         attention_bias=read_bias(config, "attention_bias", tensors, "self_attn"),
         qk_norm=family.qk_norm,
-        windows=read_windows(config) if family.sliding else (None,) * layers,
+        windows=read_windows(config) if family.sliding else (None,) * read_layers(config),
         default_theta=family.default_theta,
     )
     # transformers ties nothing when the file holds a head of its own, so the tensors have the last word.

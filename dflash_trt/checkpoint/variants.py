@@ -13,6 +13,14 @@ from dflash_trt.errors import UserError
 SUPPORTED = "supported: drafters in the z-lab layout, unquantized, with the target's embedding and head"
 
 ARCHITECTURE = "DFlashDraftModel"
+ARCHITECTURES = {
+    "DFlash2*": "DFlash2",
+    "*DSpark*": "DSpark",
+    "*Domino*": "Domino",
+    "*Laguna*": "Laguna",
+    "*Speculator*": "the speculators format",
+    "*": f"only {ARCHITECTURE} is read",
+}
 MODEL_TYPES = ("qwen3", "gpt_oss", "llama")
 
 # A key counts if its value is neither null, false, zero nor empty.
@@ -30,6 +38,7 @@ KEYS = {
     "sample_from_anchor": "an anchor slot that drafts",
     "shift_label": "an anchor slot that drafts",
     "attention_sink_bias": "attention sinks",
+    "attention_value_scale": "scaled values",
     "has_embed_tokens": "an embedding of its own",
     "has_lm_head": "an output head of its own",
     "quantization_config": "quantized weights",
@@ -64,12 +73,15 @@ FILES = {"mask_embedding.pt": "a mask embedding of its own", "hf_quant_config.js
 
 def refuse_variant_config(config: Config) -> None:
     """`config` is the joined view of top level and `dflash_config`."""
+    for architecture in config.texts("architectures", ()):
+        if architecture != ARCHITECTURE:
+            reason = next(ARCHITECTURES[pattern] for pattern in ARCHITECTURES if fnmatch(architecture, pattern))
+            raise _refusal(f"architecture {architecture}", reason, config.file)
     for key in KEYS:
         if config.values.get(key):
             raise _refusal(f"{key} {config.values[key]!r}", KEYS[key], config.file)
-    for architecture in config.texts("architectures", ()):
-        if architecture != ARCHITECTURE:
-            raise _refusal(f"architecture {architecture}", f"only {ARCHITECTURE} is", config.file)
+    if not config.flag("is_neox_style", True):
+        raise _refusal("is_neox_style false", "rotation of neighbouring dimensions", config.file)
     config.one_of("model_type", MODEL_TYPES, None)
     vocab = config.integer("vocab_size", at_least=1)
     if (draft_vocab := config.integer("draft_vocab_size", vocab)) != vocab:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def inspect(
     path: Path = typer.Argument(help="A drafter, a target or an engine directory."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of a card."),
     scan_weights: bool = typer.Option(False, "--scan", help="Read all weights and report NaN and Inf."),
-    block_size: int = typer.Option(None, "--block-size", help="For drafters whose config does not tell it."),
+    block_size: int | None = typer.Option(None, "--block-size", help="For drafters whose config does not tell it."),
 ) -> None:
     """Show what a directory holds: sizes, attention, memory per sequence and problems. Exit code 2 if there are any."""
     card = _describe(path, block_size)
@@ -49,48 +50,86 @@ def _scan(path: Path) -> list[str]:
         refs = read_tensors(path).values()
     except UserError:
         return []  # the card already says so
-    return [str(found) for ref in track(refs, "Scanning", console=Console(stderr=True)) if (found := scan(ref))]
+    progress = track(refs, "Scanning", console=Console(stderr=True), transient=True)
+    return [str(found) for ref in progress if (found := scan(ref))]
 
 
 def _panel(card: dict[str, Any]) -> Panel:
-    rows = Table.grid(padding=(0, 2))
-    rows.add_column(style="bold")
-    rows.add_column(overflow="fold")
-    for key, value in card.items():
-        if key not in ("kind", "problems"):
-            rows.add_row(key.replace("_", " "), Text(_text(value, bytes="bytes" in key)))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for label, text in _rows(card):
+        table.add_row(label, Text(text))
     for problem in card["problems"]:
-        rows.add_row("[red]problem[/]", Text(problem, style="red"))
-    return Panel(rows, title=card["kind"], title_align="left", border_style="red" if card["problems"] else "green")
+        table.add_row("[red]problem[/]", Text(problem, style="red"))
+    return Panel.fit(table, title=card["kind"], title_align="left", border_style="red" if card["problems"] else "green")
 
 
-def _text(value: Any, bytes: bool = False) -> str:
+def _rows(card: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The lines of a card, related facts side by side; what has no line of its own comes as `key: value`."""
+    yield "path", card["path"]
+    rest = {key: value for key, value in card.items() if key not in ("kind", "path", "problems")}
+    if "attention" in rest:
+        yield from _checkpoint_rows(rest)
+    else:
+        for key, value in rest.items():
+            yield key.replace("_", " "), _text(value, in_bytes="bytes" in key)
+
+
+def _checkpoint_rows(card: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    biases = [part for part in ("attention", "mlp") if card.get(f"{part}_bias")]
+    stored = ", ".join(f"{_size(count)} {dtype}" for dtype, count in card["stored_bytes"].items())
+    files = f"{len(card['files'])} files" if len(card["files"]) > 1 else card["files"][0]
+    yield "family", card["family"]
+    yield "weights", f"{card['parameters']:,} parameters, {stored} in {files}"
+    yield "sizes", f"{card['layers']} layers, hidden {card['hidden']}, FFN {card['ffn']}, vocabulary {card['vocab']:,}"
+    yield "heads", f"{card['heads']} query, {card['kv_heads']} key/value, {card['head_dim']} wide"
+    yield "biases", " and ".join(biases) or "none"
+    yield "attention", "\n".join(_runs(card["attention"]))
+    kind, *numbers = (_text({key: value}).removeprefix("kind ") for key, value in card["rope"].items())
+    yield "rope", f"{', '.join([kind, *numbers])}; up to {card['max_position']:,} positions"
+    if "block_size" in card:
+        drafts, depth = card["block_size"] - 1, card["num_target_layers"]
+        yield "block", f"{card['block_size']}: the anchor and {drafts} drafts, mask token {card['mask_token_id']}"
+        of = f" of {depth}" if depth else ""
+        yield "taps", f"target layer outputs {_text(card['target_layer_ids'])} (from 0){of}"
+    else:
+        yield "head", "tied to the embedding" if card["tied_head"] else "its own"
+        yield "ends at", f"token {_text(card['eos_ids'])}" if card["eos_ids"] else "no token"
+    for key in ("embedding_scale", "logit_scale", "logit_softcap"):
+        if key in card:
+            yield key.replace("_", " "), _text(card[key])
+    yield (
+        "KV cache",
+        "\n".join(
+            f"{_size(count)} a token, {_size(count * card['max_position'])} a full sequence in {dtype}"
+            for dtype, count in card["cache_bytes_per_token"].items()
+        ),
+    )
+
+
+def _runs(values: list[str]) -> Iterator[str]:
+    """One line for each run of equal values: "layers 0-3: window 2048, causal"."""
+    for value, group in itertools.groupby(range(len(values)), key=values.__getitem__):
+        layers = list(group)
+        yield f"layers {layers[0]}-{layers[-1]}: {value}" if len(layers) > 1 else f"layer {layers[0]}: {value}"
+
+
+def _text(value: Any, in_bytes: bool = False) -> str:
     match value:
         case dict():
-            return ", ".join(f"{key} {_text(item, bytes)}" for key, item in value.items())
-        case [str(), *_]:
-            return _runs(value)
+            return ", ".join(f"{key} {_text(item, in_bytes)}" for key, item in value.items())
         case list() | tuple():
             return ", ".join(_text(item) for item in value)
         case bool():
             return "yes" if value else "no"
         case None:
             return "-"
-        case int() if bytes:
+        case int() if in_bytes:
             return _size(value)
-        case int():
-            return f"{value:,}"
+        case float():
+            return f"{value:,.10g}"
     return str(value)
-
-
-def _runs(values: list[str]) -> str:
-    """One line for each run of equal values: "0-3: window 2048, causal"."""
-    runs, position = [], 0
-    for value, group in itertools.groupby(values):
-        last = position + len(list(group)) - 1
-        runs.append(f"{position}-{last}: {value}" if last > position else f"{position}: {value}")
-        position = last + 1
-    return "\n".join(runs)
 
 
 def _size(count: float) -> str:
