@@ -35,16 +35,17 @@ def choose(backend: str, sm: int | None) -> tuple[Backend, Sm]:
 
     Without `sm` the GPU of this machine is meant. Raises UserError saying what is missing.
     """
+    if backend not in ("auto", *MODULES):
+        fix = f"choose one of {', '.join(('auto', *MODULES))}"
+        raise UserError(f"there is no backend {backend!r}", where="--backend", fix=fix)
     here = local_sm()
-    if sm is None and here is None:
+    number = here if sm is None else sm
+    if number is None:
         fix = f"pass --sm, one of {listed(*targets(TENSORRT_RTX))} for {TENSORRT_RTX}"
         raise UserError("there is no GPU on this machine to build for", where="--sm", fix=fix)
-    wanted = find_sm(sm if sm is not None else here or 0)
-    names = [TENSORRT, TENSORRT_RTX] if backend == "auto" else [backend]
-    if backend != "auto" and backend not in MODULES:
-        raise UserError(f"there is no backend {backend!r}", where="--backend", fix=f"auto, {', '.join(MODULES)}")
+    wanted = find_sm(number)
     refusals = []
-    for name in names:
+    for name in MODULES if backend == "auto" else [backend]:
         module = _find(name)
         if name not in wanted.compilers:
             refusals.append(f"{name} builds for SM {listed(*targets(name))} only")

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from dflash_trt.engine.directory import reported, sync, uninterrupted
 from dflash_trt.engine.fingerprint import fingerprint
 from dflash_trt.engine.hardware import Sm
 from dflash_trt.engine.load import open_engine
-from dflash_trt.engine.manifest import CompiledEngine, Limits, Manifest
+from dflash_trt.engine.manifest import CompiledEngine, Manifest
 from dflash_trt.engine.network import add_profiles, count_layers, parse, refusal
 from dflash_trt.engine.progress import Progress, silent
 from dflash_trt.engine.watch import make_logger, make_monitor
@@ -34,27 +34,28 @@ def build(
     engine = open_engine(path)
     _check_dtype(engine.manifest.dtype, target, path)
     graphs = [engine.graph(draft=draft, cpu=False) for draft in (True, False) if engine.manifest.draft or not draft]
-    built: dict[Path, CompiledEngine] = {}  # by the partial file that holds it
+    partials = [path / f".{graph.stem}.sm{target.number}.{os.getpid()}" for graph in graphs]
     try:
         with reported(path):
-            for graph in graphs:
-                partial = path / f".{graph.stem}.sm{target.number}.{os.getpid()}"
-                built[partial] = _compile(compiler, target, graph, engine.manifest, partial, progress)
+            built = tuple(
+                _compile(compiler, target, graph, engine.manifest, partial, progress)
+                for graph, partial in zip(graphs, partials, strict=True)
+            )
             with uninterrupted():
-                for partial, record in built.items():
+                for partial, record in zip(partials, built, strict=True):
                     partial.replace(path / record.file)
-                _record(engine.manifest, built.values()).write(path)
+                _record(engine.manifest, built).write(path)
     finally:
-        for graph in graphs:
-            (path / f".{graph.stem}.sm{target.number}.{os.getpid()}").unlink(missing_ok=True)
-    return tuple(built.values())
+        for partial in partials:
+            partial.unlink(missing_ok=True)
+    progress("done", 1)
+    return built
 
 
 def _check_dtype(dtype: str, target: Sm, path: Path) -> None:
     if dtype not in target.precisions:
-        reason = "TensorRT has no float32 attention kernel" if dtype == "float32" else f"SM{target.number} has no {dtype}"
-        fix = f"convert with --dtype {target.precisions[-1] if target.number < 100 else 'bfloat16'}"
-        raise UserError(f"dtype is {dtype}, and {reason}", where=path, fix=fix)
+        what = f"dtype is {dtype}, for which the attention layer has no kernel on SM{target.number} ({target.family})"
+        raise UserError(what, where=path, fix=f"convert with --dtype {' or '.join(target.precisions[:2])}")
 
 
 def _compile(
@@ -65,7 +66,16 @@ def _compile(
     progress(f"reading {graph.name}", 0)
     builder = trt.Builder(logger)
     network = parse(trt, builder, logger, graph)
-    plan = _run(compiler, builder, network, target, manifest.limits, logger, f"compiling {graph.name}", progress)
+    config = builder.create_builder_config()
+    config.progress_monitor = monitor = make_monitor(trt, f"compiling {graph.name}", progress)
+    if compiler.ahead_of_time:
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{target.number}"), 0)
+    add_profiles(builder, config, network, manifest.limits)
+    plan = _interruptible(lambda: builder.build_serialized_network(network, config), monitor)
+    if plan is None:
+        what = f"{compiler.name} {compiler.version} cannot compile {graph} for SM{target.number}"
+        raise refusal(what, logger.errors())
     with output.open("wb") as file:
         file.write(plan)
     sync(output)
@@ -83,19 +93,10 @@ def _compile(
     )
 
 
-def _run(
-    compiler: Backend, builder: Any, network: Any, target: Sm, limits: Limits, logger: Any, what: str, progress: Progress
-) -> Any:
-    """The serialized engine. It is built in a second thread, so that Ctrl-C reaches this one and cancels the build."""
-    trt = compiler.module
-    config = builder.create_builder_config()
-    config.progress_monitor = monitor = make_monitor(trt, what, progress)
-    if compiler.ahead_of_time:
-        config.num_compute_capabilities = 1
-        config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{target.number}"), 0)
-    add_profiles(builder, config, network, limits)
-    plans: list[Any] = []
-    worker = threading.Thread(target=lambda: plans.append(builder.build_serialized_network(network, config)), daemon=True)
+def _interruptible(work: Callable[[], Any], monitor: Any) -> Any:
+    """The result of a build that runs in a second thread, so that Ctrl-C reaches this one and cancels it."""
+    result: list[Any] = []
+    worker = threading.Thread(target=lambda: result.append(work()), daemon=True)
     worker.start()
     try:
         while worker.is_alive():
@@ -104,9 +105,7 @@ def _run(
         monitor.cancelled = True
         worker.join()
         raise
-    if not plans or plans[0] is None:
-        raise refusal(f"{compiler.name} {compiler.version} refuses the network for SM{target.number}", logger.errors())
-    return plans[0]
+    return result[0] if result else None
 
 
 def _record(manifest: Manifest, built: Iterable[CompiledEngine]) -> Manifest:

@@ -47,8 +47,8 @@ def convert(
 ) -> Engine:
     """Write the engine directory `output` for a target and its drafter (None: autoregressive only).
 
-    `dtype` is that of the graphs TensorRT compiles; a CPU computes in float32. `block_size` shortens the drafter's block
-    or, where its config names none, gives it. Raises UserError for checkpoints or limits that do not fit.
+    `dtype` is that of the graphs TensorRT compiles; a CPU computes in float32. `block_size` shortens the drafter's
+    block or, where its config names none, gives it. Raises UserError for checkpoints or limits that do not fit.
     """
     if dtype not in DTYPES:
         raise UserError(f"dtype {dtype!r} is not supported", where="--dtype", fix=f"choose one of {', '.join(DTYPES)}")

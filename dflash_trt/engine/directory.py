@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -50,7 +51,8 @@ def reported(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        fix = "nothing was changed; free some space or choose another place"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        fix = "nothing was changed" + ("; free some space and run it again" if full else "")
         raise Failure(f"{error.strerror or error} — {error.filename or place} — {fix}") from error
 
 
@@ -75,10 +77,11 @@ def _check(output: Path, force: bool) -> None:
         raise UserError("no such folder", where=output.parent, fix=f"create it: mkdir -p {output.parent}")
     if not os.path.lexists(output):
         return
-    if not output.is_dir() or output.is_symlink() or not (output / manifest.NAME).is_file() and any(output.iterdir()):
+    if (output / manifest.NAME).is_file() and not output.is_symlink():
+        if not force:
+            raise UserError("engine directory exists", where=output, fix="pass --force to replace it")
+    elif output.is_symlink() or not output.is_dir() or any(output.iterdir()):
         raise UserError("exists and is not an engine directory", where=output, fix="choose another --output")
-    if not force and (output / manifest.NAME).is_file():
-        raise UserError("engine directory exists", where=output, fix="pass --force to replace it")
 
 
 def _tidy(output: Path) -> None:

@@ -1,4 +1,4 @@
-"""What each GPU architecture is called, which compilers target it and what it computes in: one table, no special cases."""
+"""What each GPU architecture is called, which compilers target it, what it computes in: one table of data."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Engine:
         return self.manifest.limits
 
     def graph(self, *, draft: bool = True, cpu: bool = True) -> Path:
-        """The step graph, or without `draft` the autoregressive baseline; in float32 for a CPU or as TensorRT compiles it.
+        """The step graph, without `draft` the autoregressive one; in float32 for a CPU, or as TensorRT compiles it.
 
         Raises UserError if the engine has no drafter but `draft` is asked for.
         """

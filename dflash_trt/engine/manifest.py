@@ -7,6 +7,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dflash_trt.checkpoint.config import read_json
 from dflash_trt.engine.strict import Mismatch, decode
@@ -104,12 +105,16 @@ class Manifest:
     engines: tuple[CompiledEngine, ...]
     tools: dict[str, str]  # name → version of what wrote the directory
 
+    def as_json(self) -> dict[str, Any]:
+        """The content of the file."""
+        return dataclasses.asdict(self)
+
     def write(self, directory: Path) -> None:
         """Put the manifest in place at once: a reader sees the old one or the new one."""
         partial = directory / f".{NAME}.{os.getpid()}"
         try:
             with partial.open("w", encoding="utf-8") as file:
-                json.dump(dataclasses.asdict(self), file, indent=2)
+                json.dump(self.as_json(), file, indent=2)
                 file.write("\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -121,6 +126,8 @@ class Manifest:
 def read_manifest(directory: Path) -> Manifest:
     """Read `directory/manifest.json`. Raises UserError naming file, key and value if it is not one of ours."""
     file = directory / NAME
+    if not directory.exists():
+        raise UserError("no such directory", where=directory, fix="give one made by `dflash-trt convert`")
     if not file.is_file():
         raise UserError("not an engine directory: it has no manifest.json", where=directory, fix=CONVERT_AGAIN)
     values = read_json(file)

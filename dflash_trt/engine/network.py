@@ -1,4 +1,4 @@
-"""One step graph as a TensorRT network: parse it, put right what the parser drops, say which shapes will come."""
+"""One step graph as a TensorRT network: parse it, put right what the parser drops, prove what it became."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import onnx
-
 from dflash_trt.engine.manifest import Limits
 from dflash_trt.errors import Failure
 
-NATIVE = {"TensorScatter": "KV_CACHE_UPDATE", "Attention": "ATTENTION"}  # ONNX operator → TensorRT layer
-LENGTHS = 6  # the input nonpad_kv_seqlen of Attention
+CACHE_UPDATE, ATTENTION = NATIVE = ("KV_CACHE_UPDATE", "ATTENTION")  # layer types
 
 
-def parse(trt: ModuleType, builder: Any, logger: Any, graph: Path) -> Any:
-    """The network of a graph. Raises Failure with the parser's words if it refuses."""
+def parse(trt: ModuleType, builder: Any, logger: Any, graph: Path, decoder_layers: int) -> Any:
+    """The network of a graph of so many decoder layers.
+
+    Raises Failure with the parser's words if it refuses, or if attention or caches did not become native layers.
+    """
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(graph)):
-        raise refusal(f"{trt.__name__} cannot read {graph}", [parser.get_error(i).desc() for i in range(parser.num_errors)])
-    model = onnx.load(graph, load_external_data=False)
-    _restore_lengths(trt, network, model)
-    _require_native(network, model, graph)
+        raise refusal(f"cannot read {graph}", [parser.get_error(i).desc() for i in range(parser.num_errors)])
+    _set_lengths(trt, network)
+    _require_native(network, graph, decoder_layers)
     return network
 
 
@@ -36,53 +35,64 @@ def refusal(what: str, reasons: Sequence[str]) -> Failure:
 
 def count_layers(network: Any) -> dict[str, int]:
     """Layers by type. The two boundary layers of an attention count as one ATTENTION."""
-    names = (network.get_layer(i).type.name for i in range(network.num_layers))
-    count = Counter(name.replace("ATTENTION_INPUT", "ATTENTION") for name in names if name != "ATTENTION_OUTPUT")
+    names = (layer.type.name for layer in _layers(network))
+    count = Counter(name.replace("ATTENTION_INPUT", ATTENTION) for name in names if name != "ATTENTION_OUTPUT")
     return dict(sorted(count.items()))
 
 
 def add_profiles(builder: Any, config: Any, network: Any, limits: Limits) -> None:
     """Profile 0 is for decoding: B up to max_batch rows of K columns; profile 1 for calls that also hold prefill chunks."""
-    for low, high in ((limits.block_size, limits.block_size), (1, limits.max_query)):
+    for low, high in ((limits.block_size, limits.block_size), (1, max(limits.max_query, limits.block_size))):
         profile = builder.create_optimization_profile()
         for i in range(network.num_inputs):
             tensor = network.get_input(i)
             names = [tensor.get_dimension_name(axis) for axis in range(len(tensor.shape))]
-            shape = [
-                tuple({"batch": batch, "query": query}.get(name, size) for name, size in zip(names, tensor.shape, strict=True))
-                for batch, query in ((1, low), (limits.max_batch, high))
-            ]
-            profile.set_shape(tensor.name, shape[0], shape[1], shape[1])
+            smallest, largest = (
+                tuple(sizes.get(name, size) for name, size in zip(names, tensor.shape, strict=True))
+                for sizes in ({"batch": 1, "query": low}, {"batch": limits.max_batch, "query": high})
+            )
+            profile.set_shape(tensor.name, smallest, largest, largest)
         config.add_optimization_profile(profile)
 
 
-def _restore_lengths(trt: ModuleType, network: Any, model: onnx.ModelProto) -> None:
-    """Give each attention its key lengths. The parser of TensorRT-RTX 1.7 takes Attention's seventh input and drops it."""
-    lengths = {
-        node.name: node.input[LENGTHS]
-        for node in model.graph.node
-        if node.op_type == "Attention" and len(node.input) > LENGTHS and node.input[LENGTHS]
-    }
-    layers = [network.get_layer(i) for i in range(network.num_layers)]
+def _layers(network: Any) -> list[Any]:
+    return [network.get_layer(i) for i in range(network.num_layers)]
+
+
+def _set_lengths(trt: ModuleType, network: Any) -> None:
+    """Give each attention its key lengths, which the parser of TensorRT-RTX 1.7 drops without a word.
+
+    The masks are correct by themselves; lengths let a kernel stop early. A causal attention is refused, because the
+    parser aligns it to the upper left, which is wrong for a cache.
+    """
+    layers = _layers(network)
     tensors = {layer.get_output(j).name: layer.get_output(j) for layer in layers for j in range(layer.num_outputs)}
-    cast: dict[str, Any] = {}
+    lengths: dict[str, Any] = {}
     for layer in layers:
-        name = layer.name.removesuffix("_AttentionInput")
-        if layer.type.name != "ATTENTION_INPUT" or name not in lengths:
+        if layer.type.name != "ATTENTION_INPUT":
             continue
         layer.__class__ = trt.IAttentionInputLayer  # get_layer returns the base class
-        if layer.attention.key_value_lengths is None:
-            source = lengths[name]
-            cast.setdefault(source, network.add_cast(tensors[source], trt.int32).get_output(0))
-            layer.attention.key_value_lengths = cast[source]
+        attention, role = layer.attention, layer.name.partition("/")[0]
+        if attention.causal_kind != trt.CausalMaskKind.NONE:
+            raise Failure(f"{layer.name} became {attention.causal_kind} — report this with the compiler's version")
+        if attention.key_value_lengths is None:
+            if role not in lengths:
+                lengths[role] = network.add_cast(tensors[f"{role}.kv_lengths"], trt.int32).get_output(0)
+            attention.key_value_lengths = lengths[role]
 
 
-def _require_native(network: Any, model: onnx.ModelProto, graph: Path) -> None:
-    """Every cache update and attention must have become the native layer: anything else copies caches."""
-    operators, layers = Counter(node.op_type for node in model.graph.node), count_layers(network)
-    for operator, layer in NATIVE.items():
-        if operators[operator] != layers.get(layer, 0):
-            raise Failure(
-                f"the parser made {layers.get(layer, 0)} {layer} layers of {operators[operator]} {operator} nodes — {graph} — "
-                "report this with the compiler's version"
-            )
+def _require_native(network: Any, graph: Path, decoder_layers: int) -> None:
+    """Every cache goes from its input through one update layer to its output, and nowhere through a copy."""
+    found, wanted = count_layers(network), {CACHE_UPDATE: 2 * decoder_layers, ATTENTION: decoder_layers}
+    for kind, count in wanted.items():
+        if found.get(kind, 0) != count:
+            raise Failure(f"the network has {found.get(kind, 0)} {kind} layers, not {count} — {graph} — report this")
+    updates = {
+        layer.get_output(0).name: layer.get_input(0).name
+        for layer in _layers(network)
+        if layer.type.name == CACHE_UPDATE
+    }
+    outputs = (network.get_output(i).name for i in range(network.num_outputs))
+    for name in (name for name in outputs if "_present." in name):
+        if updates.get(name) != name.replace("_present.", "_cache."):
+            raise Failure(f"{name} does not come straight from its cache's {CACHE_UPDATE} layer — {graph} — report this")

@@ -1,4 +1,4 @@
-"""JSON into frozen dataclasses, exactly as their annotations say: a missing or ill-typed key is named, never guessed."""
+"""JSON into frozen dataclasses, exactly as annotated: a missing or ill-typed key is named, never guessed."""
 
 from __future__ import annotations
 

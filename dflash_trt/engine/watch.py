@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from dflash_trt.engine.progress import Progress
 
-
-def make_logger(trt: ModuleType) -> Any:
-    """A logger that keeps the compiler's warnings and errors: `messages` are (severity name, text)."""
+def make_logger(trt: ModuleType, say: Callable[[str], None]) -> Any:
+    """A logger that passes warnings and errors on; `errors` keeps the errors, each once, in order."""
 
     class Logger(trt.ILogger):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:
             super().__init__()
-            self.messages: list[tuple[str, str]] = []
+            self.errors: list[str] = []
 
         def log(self, severity: Any, text: str) -> None:
+            text = text.strip()
             if severity <= trt.ILogger.WARNING:
-                self.messages.append((severity.name, text))
-
-        def errors(self) -> list[str]:
-            """The errors, each once, in order."""
-            return list(dict.fromkeys(text.strip() for severity, text in self.messages if "ERROR" in severity))
+                say(text)
+            if severity <= trt.ILogger.ERROR and text not in self.errors:
+                self.errors.append(text)
 
     return Logger()
 
@@ -35,13 +33,12 @@ class _Phase:
     done: int = 0
 
 
-def make_monitor(trt: ModuleType, what: str, progress: Progress) -> Any:
-    """A progress monitor that reports one fraction for the tree of phases; set `cancelled` to end the build early."""
+def make_monitor(trt: ModuleType, report: Callable[[float], None]) -> Any:
+    """A progress monitor that reports one fraction for the tree of phases."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:
             super().__init__()
-            self.cancelled = False
             self._phases: dict[str, _Phase] = {}
 
         def phase_start(self, name: str, parent: str | None, steps: int) -> None:
@@ -53,8 +50,8 @@ def make_monitor(trt: ModuleType, what: str, progress: Progress) -> Any:
         def step_complete(self, name: str, step: int) -> bool:
             if name in self._phases:
                 self._phases[name].done = step + 1
-            progress(what, sum(self._fraction(root) for root, phase in self._phases.items() if phase.parent is None))
-            return not self.cancelled
+            report(sum(self._fraction(root) for root, phase in self._phases.items() if phase.parent is None))
+            return True
 
         def _fraction(self, name: str) -> float:
             phase = self._phases[name]

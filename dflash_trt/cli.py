@@ -1,0 +1,94 @@
+"""The command line: finds the command, and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import TyperException
+
+from dflash_trt import __version__
+from dflash_trt.errors import DflashError
+
+COMMANDS = {  # in the order of a first session; each is the function of that name in dflash_trt/commands/<name>.py
+    "inspect": "Show what a drafter, a target or an engine directory holds.",
+    "convert": "Make an engine directory of a target and its drafter; no weight is copied.",
+    "build": "Compile an engine directory with TensorRT, or ahead of time with TensorRT-RTX.",
+    "generate": "Answer prompts, with the drafter or without.",
+    "verify": "Compare an engine with its references on this machine.",
+    "bench": "Measure decoding with the drafter against decoding without it.",
+}
+INTERRUPTED = 128 + signal.SIGINT
+
+
+class LazyGroup(TyperGroup):
+    """Imports a command when it is run, so that `--help` does not wait for ONNX and numpy."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, listed, rest = super().resolve_command(ctx, args)
+        if not name or not listed:
+            return name, listed, rest
+        module = importlib.import_module(f"dflash_trt.commands.{name}")
+        single = typer.Typer(add_completion=False, context_settings=CONTEXT)
+        single.command(name)(getattr(module, name))
+        return name, typer.main.get_command(single), rest
+
+
+CONTEXT = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(cls=LazyGroup, add_completion=False, rich_markup_mode="rich", context_settings=CONTEXT)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dflash-trt {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def about(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    """DFlash speculative decoding as one engine: a target and its block-diffusion drafter, on TensorRT or a CPU."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 2 for the user's mistakes, 1 for failures, 130 after Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that cleaning up happens
+    try:
+        sys.exit(app(standalone_mode=False))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        if os.environ.get("DFLASH_TRT_TRACEBACK"):
+            raise
+        message, code = _explain(error)
+        print(message, file=sys.stderr)
+        sys.exit(code)
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    match error:
+        case DflashError():
+            return f"error: {error}", error.exit_code
+        case TyperException():  # wrong usage
+            return f"error: {error.format_message()} — see dflash-trt --help", error.exit_code
+        case OSError():
+            return f"error: {error.strerror or error} — {error.filename or 'input or output'}", 1
+        case MemoryError():
+            return "error: out of memory — lower --max-batch or --max-seq-len", 1
+    fix = "this is a bug; DFLASH_TRT_TRACEBACK=1 shows where"
+    return f"error: {type(error).__name__}: {error} — {fix}", 1

@@ -1,0 +1,55 @@
+"""`dflash-trt convert`: checkpoints in, engine directory out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from dflash_trt.commands.progress import progress_bar
+
+
+def convert(
+    target: Path = typer.Option(..., help="Checkpoint directory of the target.", show_default=False),
+    output: Path = typer.Option(..., "--output", "-o", help="The engine directory to make.", show_default=False),
+    draft: Path | None = typer.Option(
+        None, help="Checkpoint directory of the drafter; without it the engine is autoregressive.", show_default=False
+    ),
+    dtype: str = typer.Option("bfloat16", help="What TensorRT computes in: bfloat16, float16 or float32 (CPU only)."),
+    max_batch: int = typer.Option(8, help="Sequences that run at once."),
+    max_seq_len: int | None = typer.Option(
+        None, help="Longest sequence, prompt and answer; 4096 or what the models can, if less.", show_default=False
+    ),
+    max_query: int = typer.Option(256, help="Longest prefill chunk."),
+    block_size: int | None = typer.Option(
+        None, help="Shorter draft block, or the block where the config names none.", show_default=False
+    ),
+    force: bool = typer.Option(False, "--force", help="Replace an existing engine directory."),
+    as_json: bool = typer.Option(False, "--json", help="Print the manifest as JSON."),
+) -> None:
+    """Make an engine directory of a target and its drafter; no weight is copied."""
+    from dflash_trt import engine
+
+    with progress_bar() as progress:
+        made = engine.convert(
+            target, draft, output, dtype=dtype, max_batch=max_batch, max_seq_len=max_seq_len, max_query=max_query,
+            block_size=block_size, force=force, progress=progress,
+        )  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps(made.manifest.as_json(), indent=2))
+    else:
+        _tell(made)
+
+
+def _tell(made: Any) -> None:
+    manifest, limits = made.manifest, made.manifest.limits
+    pair = f"{manifest.target.name} + {manifest.draft.name if manifest.draft else 'no drafter'}"
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"[green]✓[/] [bold]{made.path}[/]: {pair}, {manifest.dtype}")
+    console.print(
+        f"  up to {limits.max_batch} sequences of {limits.max_seq_len} tokens, block {limits.block_size}, "
+        f"prefill chunks of {limits.max_query}; {len(manifest.weights)} weight files referred to, none copied"
+    )
