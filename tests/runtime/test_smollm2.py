@@ -1,0 +1,107 @@
+"""The shipped pair, whole answers: the engine against transformers and against z-lab's wheel.
+
+The answers are checked against the references by teacher forcing: every token of a text must be what the reference
+chooses after the tokens before it, which makes the text the reference's own greedy text, and every block what the
+wheel's drafter proposes there. Where the two best logits lie within TIE, float32 decides nothing: either is right, and
+such places are counted and told.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dflash_trt.checkpoint import read_draft
+from dflash_trt.engine import Engine, convert
+from dflash_trt.measure.agreement import TIE
+from dflash_trt.measure.oracles import DraftOracle, TargetOracle
+from dflash_trt.measure.prompts import encode_prompts
+from dflash_trt.runtime import Request, Tokenizer
+from dflash_trt.runtime.open import open_generator
+from examples.smollm2.prepare import prepare
+
+pytestmark = pytest.mark.slow
+
+DRAFTER = Path(__file__).parents[2] / "examples/smollm2/drafter"
+LENGTH = 128
+LOOPS = 3  # prompts on which the wheel's own loop runs
+
+
+@dataclass
+class Answer:
+    """What the engine said after a prompt, stop token included, and what it drafted on the way."""
+
+    prompt: list[int]
+    new: list[int] = field(default_factory=list)
+    stopped: bool = False
+    steps: list[int] = field(default_factory=list)  # tokens that each call brought, that of the prompt first
+    blocks: dict[int, list[int]] = field(default_factory=dict)  # by tokens before it: the last token, K-1 drafts
+
+    @property
+    def text(self) -> list[int]:
+        return self.prompt + self.new
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory) -> Engine:
+    return convert(prepare(), DRAFTER, tmp_path_factory.mktemp("smollm2") / "engine", max_batch=8, max_seq_len=512)
+
+
+@pytest.fixture(scope="module")
+def prompts(engine) -> list[list[int]]:
+    return encode_prompts(Tokenizer(engine.path), json.loads((DRAFTER / "heldout_prompts.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def dflash(engine, prompts) -> list[Answer]:
+    return answer(engine, prompts, draft=True)
+
+
+@pytest.fixture(scope="module")
+def target(engine) -> TargetOracle:
+    return TargetOracle(Path(engine.manifest.target.path))
+
+
+def answer(engine: Engine, prompts: list[list[int]], *, draft: bool) -> list[Answer]:
+    """All prompts, eight at a time, greedily."""
+    generator = open_generator(engine, draft=draft)
+    answers = {generator.add(Request(prompt, LENGTH)): Answer(prompt) for prompt in prompts}
+    while generator.busy:
+        for out in generator.step():
+            said = answers[out.request_id]
+            said.steps.append(len(out.token_ids))
+            said.new += out.token_ids
+            said.stopped = out.finish_reason == "stop"
+        slots = generator.scheduler.slots
+        for slot, sequence in slots.tenant.items():
+            if slots.past_len[slot] >= slots.prompt_len[slot]:
+                block = slots.block[slot].tolist()
+                answers[sequence.request.id].blocks[int(slots.past_len[slot])] = block
+    return list(answers.values())
+
+
+def test_the_drafter_changes_no_token_and_transformers_agrees(engine, prompts, dflash, target, capsys):
+    plain = answer(engine, prompts, draft=False)
+    ties = 0
+    for said, alone in zip(dflash, plain, strict=True):
+        logits = target.read(said.text)[0][len(said.prompt) - 1 :]
+        for token, scores in zip(said.new, logits, strict=False):
+            ties += check_choice(token, scores)
+        assert not said.stopped or logits[-1].argmax() in engine.manifest.eos_ids
+        if said.new != alone.new:
+            place = next(i for i, (a, b) in enumerate(zip(said.new, alone.new, strict=False)) if a != b)
+            ties += check_choice(alone.new[place], logits[place])
+    with capsys.disabled():
+        tokens = sum(len(said.new) for said in dflash)
+        print(f"\n{len(dflash)} prompts, {tokens} tokens: the same with drafter, without, in transformers; {ties} ties")
+
+
+def check_choice(token: int, scores: np.ndarray) -> bool:
+    """Assert that `token` has the highest of `scores` [V]; True if another has a higher one by less than TIE."""
+    assert scores[token] >= scores.max() - TIE
+    return token != scores.argmax()
