@@ -1,4 +1,4 @@
-"""Drafters: keys wherever exporters put them, attention per layer, and tensors that must be exactly the expected ones."""
+"""Drafters: keys wherever exporters put them, attention per layer, and exactly the expected tensors."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from tests.tiny import DRAFT, TARGETS, draft_shapes
 FLAT = {key: value for key, value in DRAFT.items() if key not in ("block_size", "dflash_config")}
 BLOCK, MASK, IDS = {"block_size": 8}, {"mask_token_id": 250}, {"target_layer_ids": [1, 3, 4]}
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "use_sliding_window": True}
+
+UPPER = {"layer_types": None, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 
 
 def read(path: Path, config: dict[str, Any], block_size: int | None = None, **files: Any) -> DraftConfig:
@@ -111,9 +113,9 @@ def test_missing_target_layer_ids_are_refused(tmp_path):
         ({"use_swa": True, "sliding_window": 32}, (32, 32), (False, False)),
         ({"use_swa": True, "swa_window_size": 16, "causal": True}, (16, 16), (True, True)),
         ({"use_swa": False, "swa_window_size": 16}, (None, None), (False, False)),
-        ({"layer_types": None, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, (None, 8), (False, True)),
-        ({"layer_types": None, "sliding_window": 8, "max_window_layers": 1}, (None, None), (False, False)),
-        ({"layer_types": None, "use_sliding_window": True}, (None, None), (False, False)),
+        (UPPER, (None, 8), (False, True)),
+        (UPPER | {"use_sliding_window": None}, (None, None), (False, False)),
+        (UPPER | {"sliding_window": None}, (None, None), (False, False)),
     ],
 )  # fmt: skip
 def test_each_layer_has_its_window_and_causality(tmp_path, keys, windows, causal):
