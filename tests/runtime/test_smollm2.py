@@ -8,6 +8,7 @@ such places are counted and told.
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dflash.model import dflash_generate
 
 from dflash_trt.checkpoint import read_draft
 from dflash_trt.engine import Engine, convert
@@ -67,6 +69,11 @@ def target(engine) -> TargetOracle:
     return TargetOracle(Path(engine.manifest.target.path))
 
 
+@pytest.fixture(scope="module")
+def drafter(target) -> DraftOracle:
+    return DraftOracle(read_draft(DRAFTER), target)
+
+
 def answer(engine: Engine, prompts: list[list[int]], *, draft: bool) -> list[Answer]:
     """All prompts, eight at a time, greedily."""
     generator = open_generator(engine, draft=draft)
@@ -105,3 +112,30 @@ def check_choice(token: int, scores: np.ndarray) -> bool:
     """Assert that `token` has the highest of `scores` [V]; True if another has a higher one by less than TIE."""
     assert scores[token] >= scores.max() - TIE
     return token != scores.argmax()
+
+
+def test_blocks_and_accepted_lengths_are_those_of_the_wheel(dflash, target, drafter, capsys):
+    steps = agreeing = ties = 0
+    for said in dflash:
+        states = target.read(said.text)[1]
+        for place, following in itertools.pairwise(sorted(said.blocks)):
+            last, *drafts = said.blocks[place]
+            scores = drafter.draft(states, place, last)  # [K-1, V]
+            ties += sum(map(check_choice, drafts, scores))
+            right = scores.argmax(-1) == said.text[place + 1 :][: len(scores)]
+            steps += 1
+            agreeing += int(right.cumprod().sum()) == following - place - 1
+    assert agreeing >= 0.995 * steps
+    with capsys.disabled():
+        print(f"\n{steps} blocks as the wheel proposes them, {ties} ties; {agreeing} accepted lengths agree")
+
+
+def test_the_wheels_own_loop_takes_the_same_steps(engine, dflash, target, drafter):
+    eos, block_size = list(engine.manifest.eos_ids), engine.limits.block_size
+    for said in dflash[:LOOPS]:
+        prompt = torch.tensor([said.prompt])
+        result = dflash_generate(drafter.model, target.model, prompt, LENGTH, eos, return_stats=True)
+        assert result.output_ids[0, prompt.shape[1] :].tolist()[: len(said.new)] == said.new
+        # Near the end of its budget the wheel drafts shorter blocks, and other ones; ours only verifies less of them.
+        whole = sum(np.cumsum(result.acceptance_lengths) + block_size < LENGTH)
+        assert result.acceptance_lengths[:whole] == said.steps[1:][:whole]
