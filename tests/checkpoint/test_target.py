@@ -85,7 +85,7 @@ def test_stop_tokens_come_from_the_generation_config_first(tmp_path, generation,
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"model_type": "gpt_neox"}, "model_type gpt_neox is not supported"),
+        ({"model_type": "gpt_oss"}, "model_type gpt_oss is not supported yet"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is not supported"),
         ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
         ({"eos_token_id": -1}, "eos_token_id is -1"),
