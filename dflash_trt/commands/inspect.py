@@ -120,7 +120,7 @@ def _text(value: Any, in_bytes: bool = False) -> str:
         case dict():
             return ", ".join(f"{key} {_text(item, in_bytes)}" for key, item in value.items())
         case list() | tuple():
-            return ", ".join(_text(item) for item in value)
+            return ", ".join(_text(item) for item in value) or "none"
         case bool():
             return "yes" if value else "no"
         case None:
