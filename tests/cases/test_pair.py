@@ -1,7 +1,4 @@
-"""Every case of `pair/` behaves as its file says: through the reader, the command line and the finished graph.
-
-What the cases with `generate` give is tested in tests/runtime.
-"""
+"""Every case of `pair/` behaves as its file says: through the reader, the command line and the finished graph."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ import pytest
 from dflash_trt.checkpoint import DraftConfig, pair, read_draft, read_target
 from dflash_trt.cli import main
 from dflash_trt.errors import UserError
+from dflash_trt.runtime import Generator, Output, Request, Session
 from tests.cases import ACCEPTED, CASES, REFUSED
 from tests.graph.drive import Row, inputs, load
 from tests.graph.oracle import Oracle
@@ -86,3 +84,40 @@ def test_drafts_equal_the_reference(stem, tmp_path):
     expected = oracle.draft_logits(text, K)
     np.testing.assert_allclose(debug["draft_logits"][0], expected, rtol=0, atol=1e-4 * np.abs(expected).max())
     assert out.next_block[0].tolist() == [text[-1], *expected.argmax(-1).tolist()]
+
+
+def generate(session: Session, prompt: str, length: int, *stops: int) -> list[Output]:
+    return list(Generator(session).generate([Request(list(prompt.encode()), length, stop_token_ids=stops)]))
+
+
+def tokens(outputs: list[Output]) -> list[int]:
+    return [token for out in outputs for token in out.token_ids]
+
+
+def stop_inside_a_block(session: Session) -> tuple[str, int]:
+    """A prompt, and a token whose first appearance in the answer is followed by others of the same step."""
+    for prompt in "abcdefghijklmnopqrstuvwxyz":
+        outputs = generate(session, prompt, 40)
+        text = tokens(outputs)
+        for end, out in zip(np.cumsum([len(out.token_ids) for out in outputs]), outputs, strict=True):
+            for token in out.token_ids[:-1]:
+                if text.index(token) >= end - len(out.token_ids):
+                    return prompt, token
+    pytest.fail("no answer holds such a token")
+
+
+@pytest.mark.parametrize("stem", [stem for stem in ACCEPTED if CASES[stem].generate])
+def test_generation_ends_where_it_must_with_the_drafter_as_without(stem, tmp_path):
+    case = CASES[stem]
+    target, draft = case.write(tmp_path, words=4)
+    fast, plain = load(target, draft, tmp_path / "engine"), load(target, None, tmp_path / "plain")
+    for length in case.generate.get("max_new_tokens", []):
+        outputs = generate(fast, "count", length)
+        assert (len(tokens(outputs)), outputs[-1].finish_reason) == (length, "length")
+        assert tokens(outputs) == tokens(generate(plain, "count", length))
+    if "stop" in case.generate:
+        prompt, stop = stop_inside_a_block(fast)
+        endless, outputs = tokens(generate(fast, prompt, 40)), generate(fast, prompt, 40, stop)
+        assert tokens(outputs) == endless[: endless.index(stop)]
+        assert outputs[-1].finish_reason == "stop"
+        assert tokens(outputs) == tokens(generate(plain, prompt, 40, stop))
