@@ -6,7 +6,7 @@ from dflash_trt.checkpoint.model import Draft, DraftConfig, Pair, Rope, StackCon
 from dflash_trt.checkpoint.pair import pair
 from dflash_trt.checkpoint.scan import NotFinite, scan
 from dflash_trt.checkpoint.target import read_target
-from dflash_trt.checkpoint.weights import load_tensor, read_tensors
+from dflash_trt.checkpoint.weights import load_tensor, read_header, read_tensors
 
 __all__ = [
     "Draft",
@@ -22,6 +22,7 @@ __all__ = [
     "load_tensor",
     "pair",
     "read_draft",
+    "read_header",
     "read_target",
     "read_tensors",
     "scan",

@@ -15,7 +15,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from dflash_trt.checkpoint import describe_checkpoint, read_tensors, scan
+from dflash_trt.checkpoint import describe_checkpoint, read_header, read_tensors, scan
 from dflash_trt.errors import UserError
 
 
@@ -38,20 +38,26 @@ def inspect(
 
 
 def _describe(path: Path, block_size: int | None) -> dict[str, Any]:
-    if not (path / "manifest.json").exists():
+    if not _is_engine(path):
         return describe_checkpoint(path, block_size)
     from dflash_trt.engine.card import describe_engine  # loads the compilers' bindings
 
     return describe_engine(path)
 
 
+def _is_engine(path: Path) -> bool:
+    return (path / "manifest.json").exists()
+
+
 def _scan(path: Path) -> list[str]:
+    """What is not finite in a checkpoint, or in the weights an engine directory refers to."""
     try:
-        refs = read_tensors(path).values()
+        files = map(read_header, sorted(path.glob("weights/*"))) if _is_engine(path) else [read_tensors(path)]
+        refs = [ref for file in files for ref in file.values()]
     except UserError:
         return []  # the card already says so
     progress = track(refs, "Scanning", console=Console(stderr=True), transient=True)
-    return [str(found) for ref in progress if (found := scan(ref))]
+    return [f"{found} — {ref.file}" for ref in progress if (found := scan(ref))]
 
 
 def _panel(card: dict[str, Any]) -> Panel:

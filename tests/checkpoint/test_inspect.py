@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from dflash_trt.checkpoint import describe_checkpoint, read_draft, read_tensors
 from dflash_trt.cli import app
+from dflash_trt.engine import convert
 from tests.checkpoint.sparse import write_draft, write_target
 from tests.tiny import DRAFT, TARGETS
 
@@ -55,6 +56,18 @@ def test_the_json_card_counts_parameters_bytes_and_cache(tmp_path):
     assert card["cache_bytes_per_token"] == {"bfloat16": 6 * 2 * 2 * 16 * 2, "float32": 6 * 2 * 2 * 16 * 4}
 
 
+def test_scan_reads_the_weights_an_engine_directory_refers_to(tmp_path):
+    target, draft = write_target(tmp_path / "t", TARGETS["tiny-qwen3"]), write_draft(tmp_path / "d", DRAFT)
+    ref = read_draft(draft).tensors["norm.weight"]
+    with ref.file.open("r+b") as stream:
+        stream.seek(ref.offset)
+        stream.write(np.array(np.inf, ml_dtypes.bfloat16).tobytes())
+    engine = convert(target, draft, tmp_path / "engine").path
+    assert inspect(engine)[0] == 0
+    code, card = inspect(engine, "--scan")
+    assert code == 2 and "norm.weight holds 0 NaN and 1 Inf, the first at [0]" in card
+
+
 def test_scan_names_the_tensor_that_holds_a_nan(tmp_path):
     path = write_draft(tmp_path / "draft", DRAFT)
     ref = read_draft(path).tensors["fc.weight"]
@@ -63,7 +76,8 @@ def test_scan_names_the_tensor_that_holds_a_nan(tmp_path):
         stream.write(np.array(np.nan, ml_dtypes.bfloat16).tobytes())
     assert inspect(path)[0] == 0
     code, out = inspect(path, "--scan", "--json")
-    assert (code, json.loads(out)["problems"]) == (2, ["fc.weight holds 1 NaN and 0 Inf, the first at [5, 7]"])
+    found = f"fc.weight holds 1 NaN and 0 Inf, the first at [5, 7] — {ref.file}"
+    assert (code, json.loads(out)["problems"]) == (2, [found])
 
 
 def test_a_block_size_that_the_config_does_not_tell_can_be_given(tmp_path):

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from dflash_trt.checkpoint import TargetConfig, read_target
 from dflash_trt.errors import UserError
 from tests.checkpoint.sparse import write_file, write_target
-from tests.tiny import TARGETS, make_target
+from tests.tiny import TARGETS, edit_tensors, make_target
 
 QWEN3, LLAMA = TARGETS["tiny-qwen3"], TARGETS["tiny-llama"]
 
@@ -48,8 +49,11 @@ def test_a_bare_decoder_without_prefix_has_the_same_tensors(tmp_path):
 
 
 def test_a_head_in_the_file_wins_over_tying_as_in_transformers(tmp_path):
-    head = {"lm_head.weight": (256, 64)}
-    assert not read(tmp_path, QWEN3 | {"tie_word_embeddings": True}, add=head).tie_embeddings
+    path = make_target(tmp_path / "target", "tiny-qwen3", {"tie_word_embeddings": True})
+    edit_tensors(path, add={"lm_head.weight": {"shape": (256, 64), "dtype": "BF16"}})
+    model = AutoModelForCausalLM.from_pretrained(path)
+    assert not model.lm_head.weight.equal(model.get_input_embeddings().weight)
+    assert not read_target(path).config.tie_embeddings
 
 
 def test_old_llama_files_hold_a_rotary_buffer_and_no_theta(tmp_path):
