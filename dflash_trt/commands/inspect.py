@@ -92,7 +92,9 @@ def _checkpoint_rows(card: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "heads", f"{card['heads']} query, {card['kv_heads']} key/value, {card['head_dim']} wide"
     yield "biases", " and ".join(biases) or "none"
     yield "attention", "\n".join(_runs(card["attention"]))
-    kind, *numbers = (_text({key: value}).removeprefix("kind ") for key, value in card["rope"].items())
+    kind, *numbers = (
+        _text({key: value}).removeprefix("kind ").replace("_", " ") for key, value in card["rope"].items()
+    )
     yield "rope", f"{', '.join([kind, *numbers])}; up to {card['max_position']:,} positions"
     if "block_size" in card:
         drafts, depth = card["block_size"] - 1, card["num_target_layers"]
