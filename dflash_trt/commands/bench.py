@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import typer
 from rich.console import Console
 
+from dflash_trt.commands.progress import progress_bar
 from dflash_trt.engine import open_engine
 from dflash_trt.errors import DflashError, UserError
 from dflash_trt.measure.lanes import EngineLane
 from dflash_trt.measure.machine import describe_machine
 from dflash_trt.measure.memory import peak_rss
 from dflash_trt.measure.plot import plot as draw
-from dflash_trt.measure.progress import progress_bar
 from dflash_trt.measure.prompts import encode_prompts, read_prompts
 from dflash_trt.measure.race import race
 from dflash_trt.measure.report import make_record, show_record
@@ -40,20 +39,18 @@ def bench(
     if batch > engine.limits.max_batch:
         what = f"--batch {batch} is more than the engine's {engine.limits.max_batch}"
         raise UserError(what, where=directory, fix="give less, or convert again with a larger --max-batch")
-    tokenizer = Tokenizer(directory)
-    ids = encode_prompts(tokenizer, read_prompts(prompts), raw=raw)
+    ids = encode_prompts(Tokenizer(directory), read_prompts(prompts), raw=raw)
     groups = [ids[first : first + batch] for first in range(0, len(ids), batch)]
+    machine = describe_machine(threads)
     with progress_bar() as progress:
         progress("measuring memory", 0)
         job = (directory, groups[0], max_new_tokens)
         peaks = [peak_rss(*job, draft=draft, threads=threads) for draft in (False, True)]
         progress("loading", 0)
-        settings: dict[str, Any] = {"threads": threads, "tokenizer": tokenizer, "eos_ids": engine.manifest.eos_ids}
-        lanes = [EngineLane(engine, draft=draft, **settings) for draft in (False, True)]
+        lanes = [EngineLane(engine, draft=draft, threads=threads) for draft in (False, True)]
         results = race(lanes, groups, max_new_tokens, rounds=repeat, progress=progress)
-    record = make_record(results, peaks) | {
+    record = make_record(results, peaks, machine) | {
         "settings": {"max_new_tokens": max_new_tokens, "batch": batch, "rounds": repeat},
-        "machine": describe_machine(threads),
     }
     if plot:
         draw(results, plot, f"Speed at batch {batch}: {record['ratio']:.2f}x")

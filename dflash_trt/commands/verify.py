@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dflash_trt.commands.progress import progress_bar
 from dflash_trt.engine import open_engine
 from dflash_trt.errors import DflashError
 from dflash_trt.measure.agreement import TIE, TOLERANCE, Agreement
-from dflash_trt.measure.progress import progress_bar
 from dflash_trt.measure.prompts import encode_prompts, read_prompts
 from dflash_trt.measure.verify import Verdict
 from dflash_trt.measure.verify import verify as run

@@ -10,16 +10,30 @@ from typing import Any
 
 
 def describe_machine(threads: int | None, *packages: str) -> dict[str, Any]:
-    """JSON-able; `threads` as given to the engine (None: all cores)."""
+    """JSON-able; `threads` as given to the engine (None: all cores).
+
+    Ask before the work starts, so that `load` (runnable tasks, mean of the last minute) is that of others.
+    """
     cores = len(os.sched_getaffinity(0))
     return {
         "cpu": _cpu(),
         "cores": cores,
         "threads": threads or cores,
+        "load": os.getloadavg()[0],
         "system": platform.platform(),
         "versions": {"python": platform.python_version()}
         | {name: _version(name) for name in ("dflash-trt", "onnxruntime", "numpy", *packages)},
     }
+
+
+def busy(machine: dict[str, Any]) -> str | None:
+    """Why figures taken now would mislead, if they would.
+
+    Lanes do not suffer alike: on two cores with a load of 5, torch lost ten times its speed and ONNX Runtime three.
+    """
+    if machine["load"] <= machine["cores"] / 2:
+        return None
+    return f"the machine was busy before this began (load {machine['load']:.1f} on {machine['cores']} cores)"
 
 
 def _cpu() -> str:

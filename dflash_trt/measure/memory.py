@@ -1,6 +1,6 @@
 """Peak resident memory of answering, taken in a process of its own.
 
-    python -m dflash_trt.measure.memory DIR '{"draft": true, "prompts": [[1, 2]], "max_new_tokens": 8, "threads": null}'
+    python -m dflash_trt.measure.memory DIR < JOB.json
 
 The peak is the kernel's VmHWM. (getrusage's ru_maxrss will not do: a child starts with its parent's.) Pages of the
 mapped checkpoint count as far as they were read; the system may drop them at any time.
@@ -23,11 +23,11 @@ def peak_rss(
     directory: Path, prompts: Sequence[Sequence[int]], max_new_tokens: int, *, draft: bool, threads: int | None
 ) -> int:
     """Bytes at the peak of loading one engine and answering `prompts`. Raises Failure if the child does not finish."""
-    job = {"draft": draft, "prompts": prompts, "max_new_tokens": max_new_tokens, "threads": threads}
-    command = [sys.executable, "-m", __name__, str(directory), json.dumps(job)]
-    child = subprocess.run(command, capture_output=True, text=True)
+    job = {"draft": draft, "threads": threads, "prompts": prompts, "max_new_tokens": max_new_tokens}
+    command = [sys.executable, "-m", __name__, str(directory)]
+    child = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True)
     if child.returncode:
-        raise Failure(f"measuring memory failed — {' '.join(command[:4])} — {child.stderr.strip()[-500:]}")
+        raise Failure(f"measuring memory failed — {' '.join(command)} — {child.stderr.strip()[-500:]}")
     return int(child.stdout)
 
 
@@ -37,8 +37,8 @@ def own_peak() -> int:
     return int(line.split()[1]) * 1024
 
 
-def _main(directory: str, job: str) -> None:
-    task = json.loads(job)
+def _main(directory: str) -> None:
+    task = json.load(sys.stdin)
     lane = EngineLane(open_engine(Path(directory)), draft=task["draft"], threads=task["threads"])
     lane.answer(task["prompts"], task["max_new_tokens"])
     print(own_peak())

@@ -45,8 +45,6 @@ class Result:
         total = Statistics(counted[0].block_size) if counted[0] else None
         for statistics in counted:
             if total and statistics:
-                total.prompt_tokens += statistics.prompt_tokens
-                total.new_tokens += statistics.new_tokens
                 total.verified += statistics.verified
         return total
 

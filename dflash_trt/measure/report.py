@@ -8,16 +8,21 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from dflash_trt.measure.machine import busy
 from dflash_trt.measure.race import Result, differing
 
 
-def make_record(results: Sequence[Result], peaks: Sequence[int | None]) -> dict[str, Any]:
-    """JSON-able figures of lanes, the autoregressive one first and DFlash last; `peaks` are bytes of memory."""
+def make_record(results: Sequence[Result], peaks: Sequence[int | None], machine: dict[str, Any]) -> dict[str, Any]:
+    """JSON-able figures of lanes, the autoregressive one first and DFlash last.
+
+    `peaks` are bytes of memory, `machine` what `describe_machine` said before the race.
+    """
     return {
         "lanes": [result.as_json() | {"peak_rss": peak} for result, peak in zip(results, peaks, strict=True)],
         "ratio": results[-1].tokens_per_second / results[0].tokens_per_second,
         "prompts": len(results[0].answers),
         "differing": differing(results),
+        "machine": machine,
     }
 
 
@@ -46,6 +51,8 @@ def show_record(console: Console, record: dict[str, Any]) -> None:
     else:
         verdict = f"[green]same tokens for all {record['prompts']} prompts[/]"
     console.print(f"DFlash is [bold]{record['ratio']:.2f}x[/] as fast as the target alone; {verdict}.")
+    if why := busy(record["machine"]):
+        console.print(f"[yellow]Do not rely on the speeds: {why}.[/]")
 
 
 def _text(value: float | None, form: str) -> str:

@@ -17,9 +17,10 @@ from dflash_trt.checkpoint import Pair, pair, read_draft, read_target
 from dflash_trt.engine import Engine
 from dflash_trt.engine.progress import Progress, silent
 from dflash_trt.measure.agreement import Agreement
-from dflash_trt.measure.lanes import EngineLane, engine_limits
 from dflash_trt.measure.oracles import DraftOracle, TargetOracle
 from dflash_trt.measure.transcript import RecordingSession
+from dflash_trt.runtime import Generator, Limits, Request, Session
+from dflash_trt.runtime.ort_session import OrtSession
 
 
 @dataclass
@@ -52,15 +53,17 @@ def verify(
     progress("loading the references", 0)
     target = TargetOracle(models.target.path)
     drafter = DraftOracle(models.draft, target) if models.draft else None
+    built = engine.limits
+    limits = Limits(built.max_batch, built.max_seq_len, built.block_size if draft else 1, built.max_query)
     progress("answering all prompts at once", 0)
-    answers = EngineLane(engine, draft=draft).answer(prompts, max_new_tokens).answers
+    answers = answer_together(OrtSession(engine.graph(draft=draft), limits), prompts, max_new_tokens)
     verdict = Verdict(len(prompts), draft=Agreement() if drafter else None)
     with tempfile.TemporaryDirectory() as folder:
-        session = RecordingSession(models, Path(folder), engine_limits(engine, draft=draft))
+        session = RecordingSession(models, Path(folder), limits)
         for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
             progress(f"comparing prompt {number + 1} of {len(prompts)}", number / len(prompts))
             text, decisions = session.answer(prompt, max_new_tokens)
-            verdict.differing += text[len(prompt) :][:max_new_tokens] != list(answer)
+            verdict.differing += text[len(prompt) :][:max_new_tokens] != answer
             logits, states = target.read(text)
             for decision in decisions:
                 positions = slice(decision.certain - 1, decision.certain - 1 + len(decision.choices))
@@ -70,6 +73,15 @@ def verify(
                     verdict.draft.add(decision.draft_logits, decision.block[1:], proposed)
     progress("done", 1)
     return verdict
+
+
+def answer_together(session: Session, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
+    """Greedy tokens for every prompt, past stop tokens."""
+    requests = [Request(prompt, max_new_tokens) for prompt in prompts]
+    answers: dict[str, list[int]] = {request.id: [] for request in requests}
+    for out in Generator(session).generate(requests):
+        answers[out.request_id] += out.token_ids
+    return list(answers.values())
 
 
 def read_pair(engine: Engine, *, draft: bool) -> Pair:

