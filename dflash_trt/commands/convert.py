@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import typer
 from rich.console import Console
@@ -18,7 +18,9 @@ def convert(
     draft: Path | None = typer.Option(
         None, help="Checkpoint directory of the drafter; without it the engine is autoregressive.", show_default=False
     ),
-    dtype: str = typer.Option("bfloat16", help="What TensorRT computes in: bfloat16, float16 or float32 (CPU only)."),
+    dtype: Literal["bfloat16", "float16"] = typer.Option(
+        "bfloat16", help="What TensorRT computes in; on a CPU it is always float32."
+    ),
     max_batch: int = typer.Option(8, help="Sequences that run at once."),
     max_seq_len: int | None = typer.Option(
         None, help="Longest sequence, prompt and answer; 4096 or what the models can, if less.", show_default=False
@@ -46,9 +48,8 @@ def convert(
 
 def _tell(made: Any) -> None:
     manifest, limits = made.manifest, made.manifest.limits
-    pair = f"{manifest.target.name} + {manifest.draft.name if manifest.draft else 'no drafter'}"
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"[green]✓[/] [bold]{made.path}[/]: {pair}, {manifest.dtype}")
+    console.print(f"[green]✓[/] [bold]{made.path}[/]: {manifest.pair}, {manifest.dtype}")
     console.print(
         f"  up to {limits.max_batch} sequences of {limits.max_seq_len} tokens, block {limits.block_size}, "
         f"prefill chunks of {limits.max_query}; {len(manifest.weights)} weight files referred to, none copied"

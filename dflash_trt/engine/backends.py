@@ -30,6 +30,14 @@ class Backend:
         return self.name == TENSORRT_RTX
 
 
+def load_backend(name: str) -> Backend | None:
+    """The compiler of that name, if it is installed with the libraries it needs."""
+    try:
+        return Backend(name, importlib.import_module(MODULES[name]))
+    except ImportError:
+        return None
+
+
 def choose(backend: str, sm: int | None) -> tuple[Backend, Sm]:
     """The compiler and the SM for `--backend auto|tensorrt|tensorrt-rtx` and `--sm`.
 
@@ -46,21 +54,14 @@ def choose(backend: str, sm: int | None) -> tuple[Backend, Sm]:
     wanted = find_sm(number)
     refusals = []
     for name in MODULES if backend == "auto" else [backend]:
-        module = _find(name)
+        compiler = load_backend(name)
         if name not in wanted.compilers:
             refusals.append(f"{name} builds for SM {listed(*targets(name))} only")
-        elif module is None:
+        elif compiler is None:
             refusals.append(f"{name} is not installed ({INSTALL[name]})")
         elif name == TENSORRT and here != wanted.number:
             refusals.append(f"{name} builds for the GPU it runs on, here {f'SM{here}' if here else 'none'}")
         else:
-            return Backend(name, module), wanted
+            return compiler, wanted
     what = f"cannot build for SM{wanted.number} ({wanted.family}: {wanted.cards})"
     raise UserError(what, where="; ".join(refusals), fix="install what is missing or choose another --sm")
-
-
-def _find(name: str) -> ModuleType | None:
-    try:
-        return importlib.import_module(MODULES[name])
-    except ImportError:  # also a wheel whose libraries are absent
-        return None

@@ -6,45 +6,47 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.engine.load import open_engine
-from dflash_trt.engine.manifest import Manifest, read_manifest
+from dflash_trt.engine.load import find_faults
+from dflash_trt.engine.manifest import Manifest, Model, read_manifest
 from dflash_trt.errors import UserError
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+CACHE_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a value
 
 
 def describe_engine(path: Path) -> dict[str, Any]:
-    """A JSON-able card. `problems` says why the directory cannot be used, files that changed since included."""
-    card: dict[str, Any] = {"kind": "engine directory", "path": str(path), "problems": []}
+    """A JSON-able card. `problems` names every file that is missing or not what it was when the directory was made."""
+    card: dict[str, Any] = {"kind": "engine directory", "path": str(path)}
     try:
-        card |= _describe(read_manifest(path))
-        open_engine(path)
+        manifest = read_manifest(path)
     except UserError as error:
-        card["problems"] = [str(error)]
-    return card
+        return card | {"problems": [str(error)]}
+    faults = find_faults(path, manifest.given | manifest.compiled)
+    return card | _describe(manifest) | {"problems": [str(fault) for fault in faults]}
 
 
 def _describe(manifest: Manifest) -> dict[str, Any]:
-    models = [model for model in (manifest.target, manifest.draft) if model]
-    position = sum(2 * m.layers * m.kv_heads * m.head_dim for m in models) * DTYPE_BYTES[manifest.dtype]
+    limits, models = manifest.limits, [model for model in (manifest.target, manifest.draft) if model]
+    position = sum(_cache_values(model) for model in models) * CACHE_DTYPES[manifest.dtype]
     return {
         "target": manifest.target.name,
         "drafter": manifest.draft.name if manifest.draft else None,
         "format": manifest.format,
+        "created": manifest.created,
         "dtype": manifest.dtype,
         "quantization": manifest.quantization,
         "mapping": asdict(manifest.mapping),
-        "limits": asdict(manifest.limits),
+        "limits": asdict(limits),
         "eos_ids": list(manifest.eos_ids),
-        "weight_bytes": sum(file.size for file in manifest.weights.values()),
-        "cache_bytes_per_slot": position * manifest.limits.cache_len,
+        "weights": [weights.path for weights in manifest.weights.values()],
+        "weight_bytes": sum(weights.size for weights in manifest.weights.values()),
+        "cache_bytes": {"per_slot": position * limits.cache_len, "all": position * limits.cache_len * limits.max_batch},
         "engines": [
-            {
-                "file": engine.file,
-                "compiler": f"{engine.compiler} {engine.version}",
-                "precision": engine.precision,
-                "size": engine.size,
-            }
+            {key: getattr(engine, key) for key in ("file", "sm", "compiler", "version", "precision", "size")}
             for engine in manifest.engines
         ],
     }
+
+
+def _cache_values(model: Model) -> int:
+    """K and V of one position."""
+    return 2 * model.layers * model.kv_heads * model.head_dim

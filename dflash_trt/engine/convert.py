@@ -18,7 +18,7 @@ from dflash_trt.engine.progress import Progress, silent
 from dflash_trt.errors import UserError
 from dflash_trt.graph import write_graphs
 
-DTYPES = ("bfloat16", "float16", "float32")
+DTYPES = ("bfloat16", "float16")  # TensorRT has no float32 attention kernel
 MAX_BATCH = 8
 MAX_SEQ_LEN = 4096  # or what the models can, if less
 MAX_QUERY = 256  # enough columns to use a GPU's matrix units in prefill; each costs a cache position
@@ -106,16 +106,15 @@ def _describe(models: Pair, directory: Path, dtype: str, limits: Limits) -> Mani
         vocab=models.target.config.vocab,
         eos_ids=models.target.config.eos_ids,
         files={path.name: File(path.stat().st_size, fingerprint(path)) for path in written},
-        weights={
-            str(link.relative_to(directory)): WeightFile(
-                str(link.resolve()), link.stat().st_size, fingerprint(link.resolve())
-            )
-            for link in links
-        },
+        weights={str(link.relative_to(directory)): _weight_file(link.resolve()) for link in links},
         engines=(),
         tools={"dflash-trt": __version__, "python": platform.python_version()}
         | {name: version(name) for name in ("onnx", "onnx-ir")},
     )
+
+
+def _weight_file(path: Path) -> WeightFile:
+    return WeightFile(path.stat().st_size, fingerprint(path), str(path))
 
 
 def _model(half: Target | Draft) -> Model:

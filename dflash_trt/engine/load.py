@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,32 +58,47 @@ def open_engine(path: Path) -> Engine:
 
     Raises UserError for a directory that is none, and for files that are missing or have changed.
     """
+    engine = open_to_compile(path)
+    for fault in find_faults(path, engine.manifest.compiled):
+        raise fault
+    return engine
+
+
+def open_to_compile(path: Path) -> Engine:
+    """As `open_engine`, but whatever was compiled before may be missing or changed."""
     manifest = read_manifest(path)
-    for link, weights in manifest.weights.items():
-        where = Path(weights.path)
-        if not where.is_file():
-            fix = f"put it back or {CONVERT_AGAIN}"
-            raise UserError("a checkpoint file has moved or is gone", where=where, fix=fix)
-        if not (path / link).is_symlink() or (path / link).resolve() != where.resolve():
-            raise UserError(f"does not lead to {where}", where=path / link, fix=CONVERT_AGAIN)
-        _verify(where, weights)
-    _verify_all(path, manifest.files, CONVERT_AGAIN)
-    _verify_all(path, {engine.file: engine for engine in manifest.engines}, f"run `dflash-trt build {path}` again")
+    for fault in find_faults(path, manifest.given):
+        raise fault
     return Engine(path, manifest)
 
 
-def _verify_all(path: Path, files: Mapping[str, File | CompiledEngine], fix: str) -> None:
-    for name, file in files.items():
-        if not (path / name).is_file():
-            raise UserError("a file of the engine directory is missing", where=path / name, fix=fix)
-        _verify(path / name, file, fix)
+def find_faults(path: Path, files: Mapping[str, File]) -> Iterator[UserError]:
+    """What is wrong with files of the directory `path`, one error for each that is not as recorded."""
+    for name, recorded in files.items():
+        try:
+            _verify(path / name, recorded)
+        except UserError as fault:
+            yield fault
 
 
-def _verify(file: Path, expected: File | WeightFile | CompiledEngine, fix: str = CONVERT_AGAIN) -> None:
-    size = file.stat().st_size
-    if size != expected.size:
-        raise UserError(f"has {size} bytes; the manifest says {expected.size}", where=file, fix=fix)
-    found = fingerprint(file)
-    if found != expected.fingerprint:
-        what = f"was changed: fingerprint {found[:12]}…; the manifest says {expected.fingerprint[:12]}…"
+def _verify(file: Path, recorded: File) -> None:
+    fix = CONVERT_AGAIN
+    if isinstance(recorded, WeightFile):
+        link, file = file, Path(recorded.path)
+        if not link.is_symlink() or link.resolve() != file.resolve():
+            raise UserError(f"does not lead to {file}", where=link, fix=fix)
+        fix = f"put it back, or {fix}"
+    elif isinstance(recorded, CompiledEngine):
+        fix = f"run `dflash-trt build {file.parent} --sm {recorded.sm}`"
+    try:
+        size = file.stat().st_size
+        if size != recorded.size:
+            raise UserError(f"has {size} bytes; the manifest says {recorded.size}", where=file, fix=fix)
+        found = fingerprint(file)
+    except FileNotFoundError:
+        raise UserError("the file has moved or is gone", where=file, fix=fix) from None
+    except OSError as error:
+        raise UserError(f"cannot read the file: {error.strerror}", where=file, fix=fix) from None
+    if found != recorded.fingerprint:
+        what = f"was changed: fingerprint {found[:12]}…; the manifest says {recorded.fingerprint[:12]}…"
         raise UserError(what, where=file, fix=fix)

@@ -28,12 +28,10 @@ class File:
 
 
 @dataclass(frozen=True)
-class WeightFile:
+class WeightFile(File):
     """A checkpoint file that the graphs refer to through a link."""
 
     path: str  # absolute
-    size: int
-    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -67,11 +65,11 @@ class Limits:
     @property
     def cache_len(self) -> int:
         """S: a step writes its Q columns and the next block behind at most max_seq_len committed tokens."""
-        return self.max_seq_len + self.max_query + self.block_size
+        return self.max_seq_len + max(self.max_query, self.block_size) + self.block_size
 
 
 @dataclass(frozen=True)
-class CompiledEngine:
+class CompiledEngine(File):
     """One graph compiled for one SM."""
 
     graph: str  # the name of its .onnx file without the suffix
@@ -81,8 +79,6 @@ class CompiledEngine:
     version: str  # of the compiler; an engine runs only under the same one
     precision: str
     seconds: float
-    size: int
-    fingerprint: str
     layers: dict[str, int]  # network layers by TensorRT type
 
 
@@ -104,6 +100,20 @@ class Manifest:
     weights: dict[str, WeightFile]  # links in the directory → checkpoint files
     engines: tuple[CompiledEngine, ...]
     tools: dict[str, str]  # name → version of what wrote the directory
+
+    @property
+    def pair(self) -> str:
+        return f"{self.target.name} + {self.draft.name if self.draft else 'no drafter'}"
+
+    @property
+    def given(self) -> dict[str, File]:
+        """Every file in the directory that `convert` put there."""
+        return {**self.weights, **self.files}
+
+    @property
+    def compiled(self) -> dict[str, File]:
+        """Every file in the directory that `build` put there."""
+        return {engine.file: engine for engine in self.engines}
 
     def as_json(self) -> dict[str, Any]:
         """The content of the file."""

@@ -41,7 +41,7 @@ def count_layers(network: Any) -> dict[str, int]:
 
 
 def add_profiles(builder: Any, config: Any, network: Any, limits: Limits) -> None:
-    """Profile 0 is for decoding: B up to max_batch rows of K columns; profile 1 for calls that also hold prefill chunks."""
+    """Profile 0 is for decoding, up to max_batch rows of K columns; profile 1 for calls that also hold prefill chunks."""
     for low, high in ((limits.block_size, limits.block_size), (1, max(limits.max_query, limits.block_size))):
         profile = builder.create_optimization_profile()
         for i in range(network.num_inputs):
@@ -95,4 +95,4 @@ def _require_native(network: Any, graph: Path, decoder_layers: int) -> None:
     outputs = (network.get_output(i).name for i in range(network.num_outputs))
     for name in (name for name in outputs if "_present." in name):
         if updates.get(name) != name.replace("_present.", "_cache."):
-            raise Failure(f"{name} does not come straight from its cache's {CACHE_UPDATE} layer — {graph} — report this")
+            raise Failure(f"{name} is not what a {CACHE_UPDATE} layer made of its cache — {graph} — report this")

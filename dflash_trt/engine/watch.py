@@ -11,7 +11,7 @@ from typing import Any
 def make_logger(trt: ModuleType, say: Callable[[str], None]) -> Any:
     """A logger that passes warnings and errors on; `errors` keeps the errors, each once, in order."""
 
-    class Logger(trt.ILogger):  # type: ignore[name-defined, misc]
+    class Logger(trt.ILogger):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.errors: list[str] = []
@@ -36,7 +36,7 @@ class _Phase:
 def make_monitor(trt: ModuleType, report: Callable[[float], None]) -> Any:
     """A progress monitor that reports one fraction for the tree of phases."""
 
-    class Monitor(trt.IProgressMonitor):  # type: ignore[name-defined, misc]
+    class Monitor(trt.IProgressMonitor):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
             self._phases: dict[str, _Phase] = {}

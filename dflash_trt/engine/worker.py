@@ -7,6 +7,7 @@ compiler `said`, at last `done` or `failed`. Any other line is the compiler's to
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -39,7 +40,7 @@ class Job:
 
 
 def run(job: Job, progress: Progress) -> dict[str, int]:
-    """Compile in a child process; returns the network's layers by type. Raises Failure with the compiler's last words."""
+    """Compile in a child process; returns the network's layers by type. Raises Failure with the compiler's words."""
     name, words = Path(job.graph).name, deque[str](maxlen=LAST_WORDS)
     command = [sys.executable, "-m", "dflash_trt.engine.worker", json.dumps(asdict(job))]
     # A session of its own keeps the terminal's Ctrl-C from the child: this process decides.
@@ -58,6 +59,7 @@ def run(job: Job, progress: Progress) -> dict[str, int]:
                         return layers
                     case ["failed", text]:
                         raise Failure(text)
+            child.wait()
         finally:
             child.kill()
     raise refusal(f"the compiler crashed ({_cause(child.returncode)}) — {job.graph}; its last messages:", [*words])
@@ -76,11 +78,13 @@ def _cause(code: int) -> str:
 
 
 def main(argument: str) -> None:
-    """The child's side. A parent that is gone breaks the pipe, and so ends the child at its next message."""
+    """The child's side. A parent that is gone breaks the pipe, which ends the child at its next message."""
     values = json.loads(argument)
     job = Job(**{**values, "limits": Limits(**values["limits"])})
     try:
-        tell("done", compile_graph(load_backend(job.backend), job))
+        compiler = load_backend(job.backend)
+        assert compiler is not None  # the parent has chosen it
+        tell("done", compile_graph(compiler, job))
     except DflashError as error:
         tell("failed", str(error))
     except OSError as error:
@@ -88,7 +92,11 @@ def main(argument: str) -> None:
 
 
 def tell(kind: str, value: Any) -> None:
-    print(json.dumps([kind, value]), flush=True)
+    try:
+        sys.stdout.write(json.dumps([kind, value]) + "\n")  # at once: the compiler calls from several threads
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os._exit(1)
 
 
 def compile_graph(compiler: Backend, job: Job) -> dict[str, int]:
@@ -99,13 +107,13 @@ def compile_graph(compiler: Backend, job: Job) -> dict[str, int]:
     network = parse(trt, builder, logger, Path(job.graph), job.decoder_layers)
     layers = count_layers(network)
     config = builder.create_builder_config()
-    config.progress_monitor = monitor = make_monitor(trt, lambda fraction: tell("progress", fraction))
+    monitor = make_monitor(trt, lambda fraction: tell("progress", fraction))
+    config.progress_monitor = monitor  # the config does not keep it alive
     if compiler.ahead_of_time:
         config.num_compute_capabilities = 1
         config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{job.sm}"), 0)
     add_profiles(builder, config, network, job.limits)
     plan = builder.build_serialized_network(network, config)
-    del monitor
     if plan is None:
         raise refusal(f"{compiler.name} {compiler.version} refuses the network for SM{job.sm}", logger.errors)
     with Path(job.output).open("wb") as file:
