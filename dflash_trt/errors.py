@@ -9,6 +9,10 @@ class DflashError(Exception):
 
     exit_code = 1
 
+    def __init__(self, message: str):
+        """Text from a checkpoint may hold anything; a terminal gets its unprintable characters as escapes."""
+        super().__init__("".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message))
+
 
 class UserError(DflashError):
     """The input is at fault (checkpoint, config, request, option): exit code 2."""
