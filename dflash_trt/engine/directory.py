@@ -37,6 +37,7 @@ def staged(output: Path, *, force: bool = False) -> Iterator[Path]:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield staging
                 _sync(staging)
+                _check(output, force)  # somebody else may have been faster
                 with uninterrupted():
                     _put_in_place(staging, output)
             finally:

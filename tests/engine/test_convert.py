@@ -1,0 +1,92 @@
+"""Converting refers to the checkpoints' bytes, checks what it is given and writes everything a reader needs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.engine import convert, open_engine
+from dflash_trt.errors import UserError
+from tests.checkpoint.sparse import write_draft, write_target
+
+DFLASH_TRT = str(Path(sys.executable).with_name("dflash-trt"))
+
+QWEN3_8B = {
+    "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6, "max_position_embeddings": 40960, "attention_bias": False, "tie_word_embeddings": False,
+}  # fmt: skip
+DFLASH = {
+    "block_size": 16, "num_target_layers": 36,
+    "dflash_config": {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]},
+}  # fmt: skip
+
+
+def test_no_weight_is_copied(converted, pair):
+    weights = sum(file.stat().st_size for folder in pair for file in folder.glob("*.safetensors"))
+    written = sum(file.stat().st_size for file in converted.rglob("*") if not file.is_symlink())
+    assert written < weights / 2
+    assert {link.resolve() for link in converted.glob("weights/*")} == {f / "model.safetensors" for f in pair}
+
+
+def test_the_manifest_tells_what_was_converted(converted):
+    manifest = open_engine(converted).manifest
+    assert (manifest.format, manifest.dtype, manifest.vocab, manifest.eos_ids) == ("1.0", "bfloat16", 256, (2,))
+    assert (manifest.target.layers, manifest.target.kv_heads, manifest.target.head_dim) == (6, 2, 16)
+    assert manifest.draft and manifest.draft.layers == 2
+    assert vars(manifest.limits) == {"max_batch": 2, "max_seq_len": 64, "block_size": 8, "max_query": 16}
+    assert set(manifest.files) == {path.name for path in converted.iterdir() if path.is_file()} - {"manifest.json"}
+
+
+def test_tokenizer_files_come_along_unchanged(converted, pair):
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (converted / name).read_bytes() == (pair[0] / name).read_bytes()
+
+
+def test_lengths_default_to_what_both_models_can(pair, tmp_path):
+    assert convert(*pair, tmp_path / "engine").limits.max_seq_len == 4096
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_seq_len": 4097}, "max_seq_len 4097 is beyond max_position_embeddings 4096 .*config.json"),
+        ({"max_seq_len": 0}, "--max-seq-len"),
+        ({"max_batch": 0}, "--max-batch"),
+        ({"max_query": -1}, "--max-query"),
+        ({"dtype": "float8"}, "'float8' is not supported"),
+        ({"block_size": 12}, "block"),
+    ],
+)
+def test_limits_that_do_not_fit_are_refused_and_leave_nothing(pair, tmp_path, options, words):
+    with pytest.raises(UserError, match=words):
+        convert(*pair, tmp_path / "engine", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shorter_block_is_taken(pair, tmp_path):
+    assert convert(*pair, tmp_path / "engine", block_size=4).limits.block_size == 4
+
+
+def test_progress_ends_at_one(pair, tmp_path):
+    told: list[tuple[str, float]] = []
+    convert(*pair, tmp_path / "engine", progress=lambda *step: told.append(step))
+    fractions = [fraction for _, fraction in told]
+    assert fractions == sorted(fractions) and fractions[-1] == 1
+
+
+def test_a_16_gb_target_and_an_8_layer_drafter_convert_in_half_a_minute_and_700_mb(tmp_path):
+    target = write_target(tmp_path / "target", QWEN3_8B)
+    draft = write_draft(tmp_path / "draft", QWEN3_8B | {"num_hidden_layers": 8} | DFLASH)
+    assert (target / "model.safetensors").stat().st_size > 16e9
+    started = time.perf_counter()
+    pid = os.spawnl(os.P_NOWAIT, DFLASH_TRT, DFLASH_TRT, "convert", "--target", str(target), "--draft", str(draft),
+                    "--output", str(tmp_path / "engine"))  # fmt: skip
+    _, status, usage = os.wait4(pid, 0)
+    assert status == 0
+    assert time.perf_counter() - started < 30
+    assert usage.ru_maxrss < 700_000  # KiB
