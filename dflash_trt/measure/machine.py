@@ -29,7 +29,8 @@ def describe_machine(threads: int | None, *packages: str) -> dict[str, Any]:
 def busy(machine: dict[str, Any]) -> str | None:
     """Why figures taken now would mislead, if they would.
 
-    Lanes do not suffer alike: on two cores with a load of 5, torch lost ten times its speed and ONNX Runtime three.
+    Lanes do not suffer alike: torch's threads wait for each other at every operator, so a core that others hold slows
+    it far more than ONNX Runtime.
     """
     if machine["load"] <= machine["cores"] / 2:
         return None

@@ -28,7 +28,7 @@ def reference(tmp_path_factory) -> Path:
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, quantization_config=unpacked
     )
-    del model.config.quantization_config
+    vars(model.config).pop("quantization_config", None)
     model.save_pretrained(directory)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
     return directory
