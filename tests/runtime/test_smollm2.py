@@ -28,7 +28,7 @@ from dflash_trt.runtime import Request, Tokenizer
 from dflash_trt.runtime.open import open_generator
 from examples.smollm2.prepare import prepare
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # three minutes on two free cores
 
 DRAFTER = Path(__file__).parents[2] / "examples/smollm2/drafter"
 LENGTH = 128
@@ -123,9 +123,9 @@ def test_blocks_and_accepted_lengths_are_those_of_the_wheel(dflash, target, draf
             last, *drafts = said.blocks[place]
             scores = drafter.draft(states, place, last)  # [K-1, V]
             ties += sum(map(check_choice, drafts, scores))
-            right = scores.argmax(-1) == said.text[place + 1 :][: len(scores)]
+            right = map(int.__eq__, scores.argmax(-1).tolist(), said.text[place + 1 :])
             steps += 1
-            agreeing += int(right.cumprod().sum()) == following - place - 1
+            agreeing += sum(itertools.takewhile(bool, right)) == following - place - 1
     assert agreeing >= 0.995 * steps
     with capsys.disabled():
         print(f"\n{steps} blocks as the wheel proposes them, {ties} ties; {agreeing} accepted lengths agree")
