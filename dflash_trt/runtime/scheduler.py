@@ -126,7 +126,7 @@ class Scheduler:
         """The event of a slot whose sequence got `tokens`. Frees the slot if they are its last."""
         sequence = self.slots.tenant[slot]
         stop = next((i for i, token in enumerate(tokens) if token in sequence.stop), None)
-        reason: FinishReason | None = "length" if self.slots.remaining[slot] == 0 else None
+        reason: FinishReason | None = "length" if self.slots.remaining[slot] <= 0 else None
         if stop is not None:
             reason = "stop"
         if reason:
