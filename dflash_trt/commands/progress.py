@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 def progress_bar() -> Iterator[Callable[[str, float], None]]:
     """Yields `report(what, fraction)`; a new `what` renames the bar and starts it again."""
     columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("starting", total=1.0)
         yield lambda what, fraction: progress.update(task, description=what, completed=fraction)

@@ -30,7 +30,7 @@ def parse(trt: ModuleType, builder: Any, logger: Any, graph: Path, decoder_layer
 
 def refusal(what: str, reasons: Sequence[str]) -> Failure:
     """A compiler's refusal in its own words."""
-    return Failure("\n  ".join([what, *reasons]))
+    return Failure("\n  ".join([what, *(line.strip() for reason in reasons for line in reason.splitlines())]))
 
 
 def count_layers(network: Any) -> dict[str, int]:
@@ -41,7 +41,7 @@ def count_layers(network: Any) -> dict[str, int]:
 
 
 def add_profiles(builder: Any, config: Any, network: Any, limits: Limits) -> None:
-    """Profile 0 is for decoding, up to max_batch rows of K columns; profile 1 for calls that also hold prefill chunks."""
+    """Profile 0 is for decoding, up to max_batch rows of K columns; profile 1 also takes prefill chunks."""
     for low, high in ((limits.block_size, limits.block_size), (1, max(limits.max_query, limits.block_size))):
         profile = builder.create_optimization_profile()
         for i in range(network.num_inputs):
