@@ -1,30 +1,37 @@
-# Every target first sets up .venv from the pinned requirements, once.
+# Every target first sets up .venv from the pinned requirements, once: what runs, then what only tests need.
 PYTHON ?= python3
 BIN    := .venv/bin
-READY  := .venv/.ready
-PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
+RUN    := .venv/.ready-to-run
+TEST   := .venv/.ready-to-test
+# Bytecode is made of what gets imported, on its first import: compiling all of torch takes minutes.
+PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
 
 .PHONY: demo test bench lint clean
 
-demo: $(READY)
+demo: $(RUN)
 	@$(BIN)/python examples/smollm2/demo.py
 
-bench: $(READY)
-	@$(BIN)/python benchmarks/smollm2.py
+bench: $(TEST)
+	@$(BIN)/python -m benchmarks.convert
+	@$(BIN)/python -m benchmarks.speculation
 
 test: lint
 	@$(BIN)/python -m pytest
 
-lint: $(READY)
+lint: $(TEST)
 	@$(BIN)/ruff check
 	@$(BIN)/mypy
 
-$(READY): pyproject.toml requirements.txt requirements-dev.txt requirements-nodeps.txt
-	@echo "Setting up .venv (a few minutes, once) ..."
+$(RUN): pyproject.toml requirements.txt requirements-demo.txt requirements-nodeps.txt
+	@echo "Setting up .venv (a minute, once) ..."
 	@$(PYTHON) -m venv .venv
+	@$(PIP) -r requirements-demo.txt
+	@$(PIP) --no-deps -r requirements-nodeps.txt -e .
+	@touch $@
+
+$(TEST): $(RUN) requirements-dev.txt
+	@echo "Adding what the tests need (torch: a few minutes, once) ..."
 	@$(PIP) -r requirements-dev.txt
-	@$(PIP) --no-deps -r requirements-nodeps.txt
-	@$(PIP) --no-deps -e .
 	@touch $@
 
 clean:
