@@ -12,7 +12,7 @@ from dflash_trt.engine import worker
 from dflash_trt.engine.backends import Backend, choose
 from dflash_trt.engine.directory import reported, uninterrupted
 from dflash_trt.engine.fingerprint import fingerprint
-from dflash_trt.engine.hardware import Sm
+from dflash_trt.engine.hardware import BRAIN, Sm
 from dflash_trt.engine.load import Engine, find_faults, open_to_compile
 from dflash_trt.engine.manifest import CompiledEngine, Manifest, read_manifest
 from dflash_trt.engine.progress import Progress, silent
@@ -51,8 +51,9 @@ def build(
 
 def _check_dtype(dtype: str, target: Sm, path: Path) -> None:
     if dtype not in target.precisions:
-        fix = f"convert with --dtype {target.precisions[0]}"
-        raise UserError(f"dtype is {dtype}, which SM{target.number} ({target.cards}) lacks", where=path, fix=fix)
+        fix = f"convert with --dtype {' or '.join(half for half in BRAIN if half in target.precisions)}"
+        what = f"dtype is {dtype}, which TensorRT has no attention kernels for on SM{target.number} ({target.cards})"
+        raise UserError(what, where=path, fix=fix)
 
 
 def _is_current(built: CompiledEngine, compiler: Backend, target: Sm, engine: Engine) -> bool:

@@ -18,7 +18,7 @@ from dflash_trt.engine.progress import Progress, silent
 from dflash_trt.errors import UserError
 from dflash_trt.graph import write_graphs
 
-DTYPES = ("bfloat16", "float16")  # TensorRT has no float32 attention kernel
+DTYPES = ("bfloat16", "float16", "float32")  # float32 for a CPU alone: TensorRT has no attention kernel for it
 MAX_BATCH = 8
 MAX_SEQ_LEN = 4096  # or what the models can, if less
 MAX_QUERY = 256  # enough columns to use a GPU's matrix units in prefill; each costs a cache position

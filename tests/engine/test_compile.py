@@ -96,9 +96,15 @@ def test_an_sm_without_a_compiler_is_refused_by_its_name_and_the_reasons(engine)
         build(engine, sm=91)
     with pytest.raises(UserError, match=r"no backend 'onnx' — --backend — .*tensorrt-rtx"):
         build(engine, sm=120, backend="onnx")
-    with pytest.raises(UserError, match=r"bfloat16, which SM75 .* lacks — .* — convert with --dtype float16"):
+    with pytest.raises(UserError, match=r"bfloat16, which TensorRT .* SM75 .* — convert with --dtype float16$"):
         build(engine, sm=75)
     assert read_manifest(engine).engines == ()
+
+
+def test_a_float32_directory_runs_on_a_cpu_alone(pair, tmp_path):
+    engine = convert(*pair, tmp_path / "engine", dtype="float32", max_batch=1, max_seq_len=64, max_query=16)
+    with pytest.raises(UserError, match=r"float32, which TensorRT .* — convert with --dtype float16 or bfloat16$"):
+        build(engine.path, sm=120)
 
 
 def test_a_compiler_that_crashes_is_a_failure_that_says_so(engine):
