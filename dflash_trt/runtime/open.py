@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from types import ModuleType
 
@@ -10,7 +11,7 @@ from dflash_trt.engine.backends import INSTALL, MODULES
 from dflash_trt.engine.hardware import local_sm
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.generator import Generator
-from dflash_trt.runtime.session import Limits, Session
+from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.text import Tokenizer
 
 
@@ -22,9 +23,11 @@ def open_session(
     `threads` (CPU only) and `max_batch` default to all cores and all slots. Raises UserError if the engine has no
     drafter, or was compiled by another version than is installed; Failure if it cannot be loaded.
     """
-    built = engine.limits
-    slots = min(max_batch or built.max_batch, built.max_batch)
-    limits = Limits(slots, built.max_seq_len, built.block_size if draft else 1, built.max_query)
+    limits = dataclasses.replace(
+        engine.limits,
+        max_batch=min(max_batch or engine.limits.max_batch, engine.limits.max_batch),
+        block_size=engine.limits.block_size if draft else 1,
+    )
     compiled = _compiled_here(engine, draft)
     if compiled:
         from dflash_trt.runtime.trt_session import TensorRTSession  # needs cuda-python

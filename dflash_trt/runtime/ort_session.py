@@ -9,15 +9,18 @@ instead of standing at the engine's limit.
 from __future__ import annotations
 
 import mmap
+import platform
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 
-from dflash_trt.errors import Failure
+from dflash_trt.engine import Limits
+from dflash_trt.errors import Failure, UserError
 from dflash_trt.graph.weights import LINKS
-from dflash_trt.runtime.session import Limits, StepInputs, StepOutputs
+from dflash_trt.runtime.session import StepInputs, StepOutputs
 
+OLDEST = (1, 32)  # ONNX Runtime with TensorScatter and Attention of opset 24
 BUCKET = 128  # cache positions; a multiple keeps the number of reallocations over a request's life small
 
 _SMALL = ("input_ids", "n_valid", "n_given", "past_len", "temperature", "top_p", "top_k", "uniform")
@@ -29,6 +32,7 @@ class OrtSession:
 
     def __init__(self, graph: Path, limits: Limits, *, threads: int | None = None, profile: Path | None = None):
         """`graph`: an .onnx file as `graph.write_step` leaves it; `threads`: of one operator, default all cores."""
+        _require_opset()
         self.limits = limits
         options = ort.SessionOptions()
         options.log_severity_level = 3
@@ -98,6 +102,15 @@ class OrtSession:
                 grown[:, :, :kept] = self._caches[name][:, :, :kept]
             self._caches[name] = grown
         self._cache_len = wanted
+
+
+def _require_opset() -> None:
+    if tuple(int(part) for part in ort.__version__.split(".")[:2]) < OLDEST:
+        raise UserError(
+            f"ONNX Runtime {ort.__version__} does not run opset 24",
+            where=f"Python {platform.python_version()}",
+            fix=f"use Python 3.11 or newer, for which ONNX Runtime {'.'.join(map(str, OLDEST))} exists",
+        )
 
 
 class _MappedWeights:

@@ -11,15 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-
-@dataclass(frozen=True)
-class Limits:
-    """What an engine was built for."""
-
-    max_batch: int  # slots
-    max_seq_len: int  # tokens of prompt + answer a slot can hold
-    block_size: int  # K: tokens a decode row verifies at most; 1 in an autoregressive engine
-    max_query: int  # columns of one call: the longest prefill chunk
+from dflash_trt.engine import Limits
 
 
 @dataclass(frozen=True)

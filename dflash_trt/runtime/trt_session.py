@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 from cuda.bindings import runtime as cudart
 
+from dflash_trt.engine import Limits
 from dflash_trt.errors import Failure
-from dflash_trt.runtime.session import Limits, StepInputs, StepOutputs
+from dflash_trt.runtime.session import StepInputs, StepOutputs
 
 _DECODE, _PREFILL = 0, 1  # optimization profiles; see engine/network.py
 _ALIGNMENT = 256  # bytes; what TensorRT asks of device addresses
