@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.engine.backends import Backend, load_backend
-from dflash_trt.engine.directory import sync
+from dflash_trt.engine.directory import sync, uninterrupted
 from dflash_trt.engine.manifest import Limits
 from dflash_trt.engine.network import add_profiles, count_layers, parse, refusal
 from dflash_trt.engine.progress import Progress
@@ -43,25 +43,33 @@ def run(job: Job, progress: Progress) -> dict[str, int]:
     """Compile in a child process; returns the network's layers by type. Raises Failure with the compiler's words."""
     name, words = Path(job.graph).name, deque[str](maxlen=LAST_WORDS)
     command = [sys.executable, "-m", "dflash_trt.engine.worker", json.dumps(asdict(job))]
-    # A session of its own keeps the terminal's Ctrl-C from the child: this process decides.
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
-    ) as child:
-        try:
-            assert child.stdout is not None
-            for line in child.stdout:
-                match _message(line):
-                    case ["progress", fraction]:
-                        progress(f"compiling {name}", fraction)
-                    case ["said", text]:
-                        words.append(text)
-                    case ["done", layers]:
-                        return layers
-                    case ["failed", text]:
-                        raise Failure(text)
-            child.wait()
-        finally:
+    child = None
+    try:
+        with uninterrupted():  # a Ctrl-C inside Popen would lose the child that it has started
+            child = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # keeps the terminal's Ctrl-C from the child: this process decides
+            )
+        assert child.stdout is not None
+        for line in child.stdout:
+            match _message(line):
+                case ["progress", fraction]:
+                    progress(f"compiling {name}", fraction)
+                case ["said", text]:
+                    words.append(text)
+                case ["done", layers]:
+                    return layers
+                case ["failed", text]:
+                    raise Failure(text)
+        child.wait()
+    finally:
+        if child:
             child.kill()
+            child.communicate()
     raise refusal(f"the compiler crashed ({_cause(child.returncode)}) — {job.graph}; its last messages:", [*words])
 
 
