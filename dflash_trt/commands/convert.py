@@ -18,8 +18,8 @@ def convert(
     draft: Path | None = typer.Option(
         None, help="Checkpoint directory of the drafter; without it the engine is autoregressive.", show_default=False
     ),
-    dtype: Literal["bfloat16", "float16"] = typer.Option(
-        "bfloat16", help="What TensorRT computes in; on a CPU it is always float32."
+    dtype: Literal["bfloat16", "float16", "float32"] = typer.Option(
+        "bfloat16", help="What TensorRT computes in. On a CPU it is always float32; TensorRT compiles no float32."
     ),
     max_batch: int = typer.Option(8, help="Sequences that run at once."),
     max_seq_len: int | None = typer.Option(
