@@ -30,7 +30,7 @@ _DECIDED = ("n_accepted", "next_token", "next_block")
 class OrtSession:
     """Runs one step graph (float32) in this process."""
 
-    def __init__(self, graph: Path, limits: Limits, *, threads: int | None = None, profile: Path | None = None):
+    def __init__(self, graph: Path, limits: Limits, *, threads: int | None = None):
         """`graph`: an .onnx file as `graph.write_step` leaves it; `threads`: of one operator, default all cores."""
         _require_opset()
         self.limits = limits
@@ -38,8 +38,6 @@ class OrtSession:
         options.log_severity_level = 3
         if threads:
             options.intra_op_num_threads = threads
-        if profile:
-            options.enable_profiling, options.profile_file_prefix = True, str(profile)
         with _MappedWeights(graph) as weights:
             options.add_external_initializers_from_files_in_memory(*weights)
             try:
