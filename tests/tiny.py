@@ -232,7 +232,7 @@ def _random(name: str, shape: Iterable[int], rng: torch.Generator) -> torch.Tens
         return 0.2 * values
     if "embed_tokens" in name:
         return values
-    return values * (1.5 / values.shape[-1] ** 0.5)
+    return values * (1.5 / max(values.shape[-1:], default=1) ** 0.5)
 
 
 def _silence_all_but(head: torch.Tensor, words: int) -> None:

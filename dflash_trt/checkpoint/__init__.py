@@ -2,7 +2,17 @@
 
 from dflash_trt.checkpoint.card import describe_checkpoint
 from dflash_trt.checkpoint.draft import read_draft
-from dflash_trt.checkpoint.model import Draft, DraftConfig, Pair, Rope, StackConfig, Target, TargetConfig, TensorRef
+from dflash_trt.checkpoint.model import (
+    Draft,
+    DraftConfig,
+    Pair,
+    Quantization,
+    Rope,
+    StackConfig,
+    Target,
+    TargetConfig,
+    TensorRef,
+)
 from dflash_trt.checkpoint.pair import pair
 from dflash_trt.checkpoint.scan import NotFinite, scan
 from dflash_trt.checkpoint.target import read_target
@@ -13,6 +23,7 @@ __all__ = [
     "DraftConfig",
     "NotFinite",
     "Pair",
+    "Quantization",
     "Rope",
     "StackConfig",
     "Target",

@@ -10,7 +10,8 @@ from typing import Any
 
 from dflash_trt.checkpoint.config import Config, read_config
 from dflash_trt.checkpoint.draft import read_draft
-from dflash_trt.checkpoint.model import Draft, DraftConfig, Rope, Target, TargetConfig
+from dflash_trt.checkpoint.model import Draft, DraftConfig, Quantization, Rope, Target, TargetConfig
+from dflash_trt.checkpoint.quantized import packed_dtypes
 from dflash_trt.checkpoint.target import read_target
 from dflash_trt.errors import UserError
 
@@ -35,7 +36,8 @@ def _is_draft(config: Config) -> bool:
 
 
 def _describe(checkpoint: Target | Draft) -> dict[str, Any]:
-    config, refs = checkpoint.config, checkpoint.tensors.values()
+    config, refs, quantization = checkpoint.config, checkpoint.tensors.values(), checkpoint.quantization
+    packed = packed_dtypes(quantization)
     stored: Counter[str] = Counter()
     for ref in refs:
         stored[ref.dtype] += ref.nbytes
@@ -44,12 +46,29 @@ def _describe(checkpoint: Target | Draft) -> dict[str, Any]:
     return {
         **own,
         "files": sorted({ref.file.name for ref in refs}),
-        "parameters": sum(math.prod(ref.shape) for ref in refs),
+        "parameters": sum(math.prod(ref.shape) for name, ref in checkpoint.tensors.items() if name not in packed)
+        + (quantization.values if quantization else 0),
+        "nvfp4": _nvfp4(quantization),
         "stored_bytes": dict(stored),
         **{key: getattr(config, key) for key in SIZES},
         "rope": _rope(config.rope),
         "attention_bias": config.attention_bias,
         "cache_bytes_per_token": {"bfloat16": 2 * cache_values, "float32": 4 * cache_values},
+    }
+
+
+def _nvfp4(quantization: Quantization | None) -> dict[str, Any] | None:
+    """Sizes in bytes; `of_bf16` is the packed weights' size against the same weights in bfloat16."""
+    if quantization is None:
+        return None
+    packed = quantization.packed
+    return {
+        "algo": quantization.algo,
+        "weights": len(packed),
+        "activations": sum(packed.values()),
+        "nbytes": quantization.nbytes,
+        "of_bf16": round(quantization.nbytes / (2 * quantization.values), 4) if packed else None,
+        "notes": list(quantization.notes),
     }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dflash_trt.checkpoint.config import Config, read_config
 from dflash_trt.checkpoint.model import Draft, DraftConfig, StackConfig, TensorRef
+from dflash_trt.checkpoint.quantized import PACKED, packed_dtypes, read_quantization
 from dflash_trt.checkpoint.stack import check_tensors, read_bias, read_stack, read_windows, stack_shapes
 from dflash_trt.checkpoint.variants import KEYS, refuse_variant_config, refuse_variant_tensors
 from dflash_trt.checkpoint.weights import read_tensors, rename_tensors
@@ -55,8 +56,10 @@ def read_draft(path: Path, block_size: int | None = None) -> Draft:
     if draft.num_target_layers is not None:
         check_target_layer_ids(draft.target_layer_ids, draft.num_target_layers, config.file)
     _check_fc(tensors.get("fc.weight"), draft)
-    check_tensors(tensors, _shapes(stack, len(draft.target_layer_ids)), config)
-    return Draft(path, draft, tensors)
+    shapes = _shapes(stack, len(draft.target_layer_ids))
+    tensors, shapes, quantization = read_quantization(config, tensors, shapes)
+    check_tensors(tensors, shapes, config, packed_dtypes(quantization))
+    return Draft(path, draft, tensors, quantization)
 
 
 def check_target_layer_ids(ids: tuple[int, ...], layers: int, where: object) -> None:
@@ -119,7 +122,7 @@ def _read_attention(config: Config) -> tuple[tuple[int | None, ...], tuple[bool,
 def _check_fc(fc: TensorRef | None, draft: DraftConfig) -> None:
     """The mismatch that a generic shape error would not explain."""
     columns = len(draft.target_layer_ids) * draft.hidden
-    if fc is not None and fc.shape[1:] != (columns,):
+    if fc is not None and fc.dtype != PACKED and fc.shape[1:] != (columns,):
         raise UserError(
             f"fc.weight has shape {list(fc.shape)}, but {len(draft.target_layer_ids)} target_layer_ids x hidden size "
             f"{draft.hidden} = {columns} columns",

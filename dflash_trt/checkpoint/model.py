@@ -5,6 +5,7 @@ Configs are parsed once (`draft.py`, `target.py`) into these frozen records; eve
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -86,12 +87,30 @@ class DraftConfig(StackConfig):
 
 
 @dataclass(frozen=True)
+class Quantization:
+    """Which weights are NVFP4. `packed`: module (a tensor's key without `.weight`) → are its activations NVFP4 too."""
+
+    packed: Mapping[str, bool]
+    values: int  # weights in all of them
+    nbytes: int  # their codes and scales
+    notes: tuple[str, ...] = ()  # what the checkpoint asks for and does not get
+
+    @property
+    def algo(self) -> str | None:
+        """As ModelOpt spells it; None if no weight is packed."""
+        kinds = tuple(set(self.packed.values()))
+        names: dict[tuple[bool, ...], str | None] = {(): None, (True,): "NVFP4", (False,): "W4A16_NVFP4"}
+        return names.get(kinds, "MIXED_PRECISION")
+
+
+@dataclass(frozen=True)
 class Target:
     """A checked target checkpoint. `tensors` is keyed as in transformers: `model.…`, `lm_head.weight` unless tied."""
 
     path: Path
     config: TargetConfig
     tensors: dict[str, TensorRef]
+    quantization: Quantization | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +120,7 @@ class Draft:
     path: Path
     config: DraftConfig
     tensors: dict[str, TensorRef]
+    quantization: Quantization | None = None
 
 
 @dataclass(frozen=True)

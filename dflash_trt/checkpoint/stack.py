@@ -111,8 +111,10 @@ def stack_shapes(config: StackConfig, *, o_bias: bool, mlp_bias: bool = False) -
     return numbered | {"norm.weight": (hidden,)}
 
 
-def check_tensors(tensors: Mapping[str, TensorRef], shapes: Shapes, config: Config) -> None:
-    """Exactly the expected tensors, each of the expected shape and of a float type."""
+def check_tensors(
+    tensors: Mapping[str, TensorRef], shapes: Shapes, config: Config, dtypes: Mapping[str, tuple[str, ...]] = {}
+) -> None:
+    """Exactly the expected tensors, each of the expected shape and of a float type or of those in `dtypes`."""
     directory = config.file.parent
     for name in sorted(tensors.keys() - shapes.keys()):
         raise UserError(
@@ -129,14 +131,15 @@ def check_tensors(tensors: Mapping[str, TensorRef], shapes: Shapes, config: Conf
         )
     for name, ref in tensors.items():
         if ref.shape != shapes[name]:
+            says = "its weight's shape implies" if name.endswith("_scale") else "config.json says"
             raise UserError(
-                f"{name} has shape {list(ref.shape)}, config.json says {list(shapes[name])}",
+                f"{name} has shape {list(ref.shape)}, {says} {list(shapes[name])}",
                 where=ref.file,
                 fix="config and weights are of different revisions",
             )
-        if ref.dtype not in FLOATS:
+        if ref.dtype not in (allowed := dtypes.get(name, FLOATS)):
             raise UserError(
                 f"{name} has dtype {ref.dtype}, which is not supported here",
                 where=ref.file,
-                fix=f"supported: {', '.join(FLOATS)}",
+                fix=f"supported: {', '.join(allowed)}",
             )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dflash_trt.checkpoint.config import Config, read_config
 from dflash_trt.checkpoint.model import Target, TargetConfig
+from dflash_trt.checkpoint.quantized import packed_dtypes, read_quantization
 from dflash_trt.checkpoint.stack import check_tensors, read_bias, read_layers, read_stack, read_windows, stack_shapes
 from dflash_trt.checkpoint.weights import read_tensors, rename_tensors
 
@@ -37,8 +38,6 @@ def read_target(path: Path) -> Target:
     model_type = config.text("model_type")
     if model_type not in FAMILIES:
         raise config.bad("model_type", f"{model_type} is not supported yet", f"supported: {', '.join(FAMILIES)}")
-    if "quantization_config" in config:
-        raise config.bad("quantization_config", "is not supported yet", "give the unquantized checkpoint")
     family = FAMILIES[model_type]
     tensors = rename_tensors(read_tensors(path), _prefixed)
     for name in [name for name in tensors if name.endswith("rotary_emb.inv_freq")]:
@@ -58,7 +57,8 @@ def read_target(path: Path) -> Target:
     shapes["model.embed_tokens.weight"] = (stack.vocab, stack.hidden)
     if not tied:
         shapes["lm_head.weight"] = (stack.vocab, stack.hidden)
-    check_tensors(tensors, shapes, config)
+    tensors, shapes, quantization = read_quantization(config, tensors, shapes)
+    check_tensors(tensors, shapes, config, packed_dtypes(quantization))
     return Target(
         path,
         TargetConfig(
@@ -71,6 +71,7 @@ def read_target(path: Path) -> Target:
             eos_ids=_read_eos(config),
         ),
         tensors,
+        quantization,
     )
 
 

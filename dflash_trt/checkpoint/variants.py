@@ -10,7 +10,7 @@ from dflash_trt.checkpoint.config import Config
 from dflash_trt.checkpoint.model import TensorRef
 from dflash_trt.errors import UserError
 
-SUPPORTED = "supported: drafters in the z-lab layout, unquantized, with the target's embedding and head"
+SUPPORTED = "supported: drafters in the z-lab layout, with the target's embedding and head"
 
 ARCHITECTURE = "DFlashDraftModel"
 ARCHITECTURES = {
@@ -41,16 +41,9 @@ KEYS = {
     "attention_value_scale": "scaled values",
     "has_embed_tokens": "an embedding of its own",
     "has_lm_head": "an output head of its own",
-    "quantization_config": "quantized weights",
 }
 
 TENSORS = {
-    "*weight_packed": "quantized weights",
-    "*weight_scale*": "quantized weights",
-    "*input_scale": "quantized weights",
-    "*.qweight": "quantized weights",
-    "*.qzeros": "quantized weights",
-    "*.scales": "quantized weights",
     "*embed_tokens*": "an embedding of its own",
     "*lm_head*": "an output head of its own",
     "d2t": "a reduced draft vocabulary",
@@ -68,7 +61,7 @@ TENSORS = {
     "aux_hidden_norms*": "Laguna",
 }
 
-FILES = {"mask_embedding.pt": "a mask embedding of its own", "hf_quant_config.json": "quantized weights"}
+FILES = {"mask_embedding.pt": "a mask embedding of its own"}
 
 
 def refuse_variant_config(config: Config) -> None:

@@ -90,7 +90,7 @@ def test_stop_tokens_come_from_the_generation_config_first(tmp_path, generation,
     ("keys", "words"),
     [
         ({"model_type": "gpt_oss"}, "model_type gpt_oss is not supported yet"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is not supported"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config.quant_method FP8 is not supported"),
         ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
         ({"eos_token_id": -1}, "eos_token_id is -1"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
