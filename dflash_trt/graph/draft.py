@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from dflash_trt.checkpoint import Draft
 from dflash_trt.graph.layer import Cache, Rows, decoder_layer, heads
+from dflash_trt.graph.linear import project
 from dflash_trt.graph.net import Net
 from dflash_trt.graph.target import TargetNet
 from dflash_trt.graph.visibility import Visibility
@@ -36,18 +37,15 @@ class DraftNet:
         """Make K and V of new context rows for all draft layers; they are written when a layer writes its block.
 
         `features`: tapped target states [B*Q, H_target] each; `rows` their positions, of which the first n_new[b] are
-        certain. One projection serves every layer: the stacked weight is [k of layer 0, k of layer 1, …, v of layer
-        0, …].
+        certain. One projection serves every layer: [k of layer 0, k of layer 1, …, v of layer 0, …].
         """
         net, config = self.net, self.config
         count, kv, dim = config.layers, config.kv_heads, config.head_dim
-        context = net.linear(net.concat(features, axis=-1), self.weights("fc.weight"))
+        context = project(net, self.weights, net.concat(features, axis=-1), "fc")
         context = net.rms_norm(context, self.weights("hidden_norm.weight"), config.rms_eps)
 
         names = [f"layers.{i}.self_attn.{part}_proj" for part in "kv" for i in range(count)]
-        y = net.linear(
-            context, self.weights(*(f"{n}.weight" for n in names)), self.weights.bias(*(f"{n}.bias" for n in names))
-        )
+        y = project(net, self.weights, context, *names)
         y = heads(net, y, rows.shape, 2 * count * kv, dim)  # [B, 2*L*Hkv, Q, D]
         k, v = net.split(y, [count * kv] * 2, axis=1)
         if config.qk_norm:

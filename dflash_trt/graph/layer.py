@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from dflash_trt.checkpoint import StackConfig
+from dflash_trt.graph.linear import project
 from dflash_trt.graph.net import Net
 from dflash_trt.graph.rope import Rotation
 from dflash_trt.graph.weights import Weights
@@ -42,9 +43,8 @@ def heads(net: Net, x: ir.Value, rows: ir.Value, count: int, head_dim: int) -> i
 
 
 def project_qkv(net: Net, config: StackConfig, weights: Weights, x: ir.Value, rows: Rows) -> tuple[ir.Value, ...]:
-    """q [B, Hq, Q, D], k and v [B, Hkv, Q, D] of the normed rows x, rotated, by one stacked projection."""
-    names = [f"self_attn.{part}_proj" for part in "qkv"]
-    y = net.linear(x, weights(*(f"{n}.weight" for n in names)), weights.bias(*(f"{n}.bias" for n in names)))
+    """q [B, Hq, Q, D], k and v [B, Hkv, Q, D] of the normed rows x, rotated."""
+    y = project(net, weights, x, *(f"self_attn.{part}_proj" for part in "qkv"))
     y = heads(net, y, rows.shape, config.heads + 2 * config.kv_heads, config.head_dim)
     if config.qk_norm:
         q, k, v = net.split(y, [config.heads, config.kv_heads, config.kv_heads], axis=1)
@@ -68,19 +68,8 @@ def decoder_layer(
     scale = config.head_dim**-0.5
     y = net.op("Attention", q, cache.k, cache.v, visible, None, None, rows.length, scale=scale)
     y = net.reshape(net.op("Transpose", y, perm=[0, 2, 1, 3]), [-1, config.heads * config.head_dim])
-    x = _project_residual(net, weights, "self_attn.o_proj", y, x)
+    x = project(net, weights, y, "self_attn.o_proj", residual=x)
 
     normed = net.rms_norm(x, weights("post_attention_layernorm.weight"), config.rms_eps)
-    gate_up = net.linear(
-        normed,
-        weights("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-        weights.bias("mlp.gate_proj.bias", "mlp.up_proj.bias"),
-    )
-    return _project_residual(net, weights, "mlp.down_proj", net.swiglu(gate_up, config.ffn), x)
-
-
-def _project_residual(net: Net, weights: Weights, name: str, y: ir.Value, residual: ir.Value) -> ir.Value:
-    """residual + y · Wᵀ (+ bias): the sum rides on the projection."""
-    if (bias := weights.bias(f"{name}.bias")) is not None:
-        residual = net.add(residual, bias)
-    return net.linear(y, weights(f"{name}.weight"), residual)
+    gate_up = project(net, weights, normed, "mlp.gate_proj", "mlp.up_proj")
+    return project(net, weights, net.swiglu(gate_up, config.ffn), "mlp.down_proj", residual=x)

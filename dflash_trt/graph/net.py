@@ -26,15 +26,18 @@ FLOATS = {"float32": ir.DataType.FLOAT, "bfloat16": ir.DataType.BFLOAT16, "float
 class Net:
     """Nodes and initializers of one graph under construction."""
 
-    def __init__(self, dtype: str, *, conditional: bool):
+    def __init__(self, dtype: str, *, native: bool):
+        """`native`: in the form that TensorRT compiles: no conditionals, 4-bit types; else as ONNX Runtime runs it."""
         self.dtype = FLOATS[dtype]  # of weights and activations
-        self.conditional = conditional
+        self.native = native
         self.inputs: list[ir.Value] = []
         self.outputs: list[ir.Value] = []
         self.initializers: dict[str, ir.Value] = {}
         self.links: dict[str, Path] = {}  # external data location → checkpoint file
         self._tape = tape.Tape()
         self._scope: list[str] = []
+        self._functions: dict[str, ir.Function] = {}
+        self._made: dict[ir.Value, ir.Value] = {}
 
     # -- structure -----------------------------------------------------------------------------------------------
 
@@ -97,9 +100,9 @@ class Net:
     def branch(self, condition: ir.Value, then: Callable[[], ir.Value], otherwise: Callable[[], ir.Value]) -> ir.Value:
         """`If`: only the chosen side is computed. Both sides may read any value made before.
 
-        In a graph without conditionals the result is `then`, which must hold for either outcome.
+        In TensorRT's form the result is `then`, which must hold for either outcome.
         """
-        if not self.conditional:
+        if self.native:
             return then()
         return self.op(
             "If", condition, then_branch=self._subgraph("then", then), else_branch=self._subgraph("else", otherwise)
@@ -118,16 +121,30 @@ class Net:
         finally:
             self._tape = outer
 
+    def call(self, function: ir.Function, *inputs: ir.Value) -> ir.Value:
+        """Call a function of the model's own; it becomes part of the model."""
+        self._functions[function.name] = function
+        return self.op(function.name, *inputs, domain=function.domain)
+
+    def once(self, source: ir.Value, make: Callable[[], ir.Value]) -> ir.Value:
+        """What `make` makes of `source`, made at the first call alone."""
+        if source not in self._made:
+            self._made[source] = make()
+        return self._made[source]
+
     def model(self, name: str) -> ir.Model:
+        used = {node.domain for node in self._tape.nodes} - {""}
         graph = ir.Graph(
             self.inputs,
             self.outputs,
             nodes=self._tape.nodes,
             initializers=list(self.initializers.values()),
-            opset_imports={"": OPSET},
+            opset_imports={"": OPSET} | dict.fromkeys(sorted(used), 1),
             name=name,
         )
-        return ir.Model(graph, ir_version=IR_VERSION, producer_name="dflash-trt")
+        return ir.Model(
+            graph, ir_version=IR_VERSION, producer_name="dflash-trt", functions=list(self._functions.values())
+        )
 
     # -- arithmetic ----------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ def build_step(pair: Pair, *, dtype: str, cache_len: int | None = None, debug: b
     for a CUDA graph cannot hold a conditional (nor does TensorRT-RTX 1.7 find attention kernels behind one). By
     default S may differ from call to call, and calls without a sampling row skip that work.
     """
-    net = Net(dtype, conditional=cache_len is None)
+    net = Net(dtype, native=cache_len is not None)
     target = TargetNet(net, pair.target)
     draft = DraftNet(net, pair.draft) if pair.draft else None
     block_size = pair.draft.config.block_size if pair.draft else 1

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from dflash_trt.checkpoint import Target
 from dflash_trt.graph.layer import Cache, Rows, decoder_layer
+from dflash_trt.graph.linear import project
 from dflash_trt.graph.net import Net
 from dflash_trt.graph.visibility import Visibility
 from dflash_trt.graph.weights import Weights
@@ -59,6 +60,5 @@ class TargetNet:
 
     def head(self, x: ir.Value) -> ir.Value:
         """Normed rows [n, H] → logits float32 [n, V]."""
-        name = "model.embed_tokens.weight" if self.config.tie_embeddings else "lm_head.weight"
-        logits = self.net.linear(x, self.weights(name))
+        logits = project(self.net, self.weights, x, "model.embed_tokens" if self.config.tie_embeddings else "lm_head")
         return logits if self.net.dtype == ir.DataType.FLOAT else self.net.cast(logits, ir.DataType.FLOAT)

@@ -6,9 +6,10 @@ the checkpoint's dtype is not the graph's, a `Cast` follows, which the compilers
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
-from dflash_trt.checkpoint import TensorRef
+from dflash_trt.checkpoint import TensorRef, load_tensor
 from dflash_trt.errors import UserError
 from dflash_trt.graph.net import Net
 
@@ -39,17 +40,14 @@ class Weights:
                 where=ref.file,
                 fix=f"supported weight dtypes: {', '.join(DTYPES)}",
             )
+        return self._reference(ref, DTYPES[ref.dtype], ref.shape)
+
+    def _reference(self, ref: TensorRef, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.Value:
         link = f"{LINKS}/{self.role}.{ref.file.name}"
         self.net.links[link] = ref.file
+        name = f"{self.role}.{ref.name}"
         return self.net.initializer(
-            ir.ExternalTensor(
-                link,
-                ref.offset,
-                ref.nbytes,
-                DTYPES[ref.dtype],
-                shape=ir.Shape(ref.shape),
-                name=f"{self.role}.{ref.name}",
-            )
+            ir.ExternalTensor(link, ref.offset, ref.nbytes, dtype, shape=ir.Shape(shape), name=name)
         )
 
     def __call__(self, *names: str) -> ir.Value:
@@ -57,6 +55,34 @@ class Weights:
         parts = [self.raw(name) for name in names]
         parts = [part if part.dtype == self.net.dtype else self.net.cast(part, self.net.dtype) for part in parts]
         return self.net.concat(parts, axis=0)
+
+    def is_packed(self, module: str) -> bool:
+        """Is the module's weight NVFP4?"""
+        return f"{module}.weight_scale" in self
+
+    def packed(self, module: str) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """An NVFP4 weight: codes, block scales [out, in/16], global scale [].
+
+        The same bytes are FLOAT4E2M1 [out, in] for TensorRT, and UINT8 [out, in/2] where no kernel knows that type.
+        """
+        codes = self.tensors[f"{self.prefix}{module}.weight"]
+        rows, pairs = codes.shape
+        kind, shape = (
+            (ir.DataType.FLOAT4E2M1, (rows, 2 * pairs)) if self.net.native else (ir.DataType.UINT8, codes.shape)
+        )
+        scales = self.tensors[f"{self.prefix}{module}.weight_scale"]
+        return (
+            self._reference(codes, kind, shape),
+            self._reference(scales, ir.DataType.FLOAT8E4M3FN, scales.shape),
+            self.net.const(self._number(f"{module}.weight_scale_2"), np.float32),
+        )
+
+    def input_scale(self, module: str) -> float | None:
+        """Of the module's activations; None if they are not quantized."""
+        return self._number(f"{module}.input_scale") if f"{module}.input_scale" in self else None
+
+    def _number(self, name: str) -> float:
+        return float(load_tensor(self.tensors[self.prefix + name]).reshape(()))
 
     def bias(self, *names: str) -> ir.Value | None:
         """As calling, for biases that a checkpoint may not have."""

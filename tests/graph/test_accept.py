@@ -16,8 +16,8 @@ B, K, V = 3, 4, 32
 F32, I64 = ir.DataType.FLOAT, ir.DataType.INT64
 
 
-def session(*, conditional: bool) -> ort.InferenceSession:
-    net = Net("float32", conditional=conditional)
+def session(*, native: bool) -> ort.InferenceSession:
+    net = Net("float32", native=native)
     logits = net.input("logits", F32, ("batch", K, V))
     sampling = Sampling(
         net.input("temperature", F32, ("batch",)),
@@ -37,7 +37,7 @@ def session(*, conditional: bool) -> ort.InferenceSession:
 @pytest.fixture(scope="module")
 def forms():
     """The form for ONNX Runtime, which skips what no row asks for, and the one for TensorRT, which never branches."""
-    return [session(conditional=True), session(conditional=False)]
+    return [session(native=False), session(native=True)]
 
 
 def chosen(logits, temperature, top_p, top_k, uniform) -> int:

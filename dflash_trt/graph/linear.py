@@ -1,0 +1,45 @@
+"""Projections of any precision: whoever projects names the weights, the tensors say how they are stored."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from dflash_trt.graph.net import Net
+from dflash_trt.graph.nvfp4 import round_rows, unpack
+from dflash_trt.graph.weights import Weights
+
+
+def project(net: Net, weights: Weights, x: ir.Value, *modules: str, residual: ir.Value | None = None) -> ir.Value:
+    """x [T, in] through all modules at once → their outputs side by side, [T, sum of out] (+ residual).
+
+    Unquantized weights are stacked into one product. A packed weight has a product of its own, because its global scale
+    is its own; activations that several of them scale alike are rounded once.
+    """
+    if not any(weights.is_packed(module) for module in modules):
+        bias = weights.bias(*(f"{module}.bias" for module in modules))
+        return net.linear(x, weights(*(f"{module}.weight" for module in modules)), _sum(net, bias, residual))
+    rounded: dict[float | None, ir.Value] = {None: x}  # by input scale
+    outputs = []
+    for module in modules:
+        scale = weights.input_scale(module)
+        if scale not in rounded:
+            rounded[scale] = round_rows(net, x, net.const(scale, np.float32))
+        bias = weights.bias(f"{module}.bias")
+        outputs.append(net.linear(rounded[scale], _weight(net, weights, module), _sum(net, bias, residual)))
+    return net.concat(outputs, axis=-1)
+
+
+def _weight(net: Net, weights: Weights, module: str) -> ir.Value:
+    """[out, in] in the graph's dtype."""
+    if not weights.is_packed(module):
+        return weights(f"{module}.weight")
+    packed = weights.packed(module)
+    return net.once(packed[0], lambda: unpack(net, *packed))  # the drafter projects context and block with the same
+
+
+def _sum(net: Net, bias: ir.Value | None, residual: ir.Value | None) -> ir.Value | None:
+    """What is added to the product rides on it."""
+    if bias is None or residual is None:
+        return residual if bias is None else bias
+    return net.add(residual, bias)
