@@ -78,6 +78,9 @@ def _rows(card: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "attention" in rest:
         yield from _checkpoint_rows(rest)
     else:
+        for role, nvfp4 in (rest.pop("nvfp4", None) or {}).items():
+            if nvfp4:
+                yield f"{role} NVFP4", _nvfp4(nvfp4)
         for key, value in rest.items():
             yield key.replace("_", " "), _text(value, in_bytes="bytes" in key)
 
@@ -88,6 +91,10 @@ def _checkpoint_rows(card: dict[str, Any]) -> Iterator[tuple[str, str]]:
     files = f"{len(card['files'])} files" if len(card["files"]) > 1 else card["files"][0]
     yield "family", card["family"]
     yield "weights", f"{card['parameters']:,} parameters, {stored} in {files}"
+    if card["nvfp4"] and card["nvfp4"]["weights"]:
+        yield "NVFP4", _nvfp4(card["nvfp4"])
+    for note in card["nvfp4"]["notes"] if card["nvfp4"] else ():
+        yield "note", note
     yield "sizes", f"{card['layers']} layers, hidden {card['hidden']}, FFN {card['ffn']}, vocabulary {card['vocab']:,}"
     yield "heads", f"{card['heads']} query, {card['kv_heads']} key/value, {card['head_dim']} wide"
     yield "biases", " and ".join(biases) or "none"
@@ -114,6 +121,15 @@ def _checkpoint_rows(card: dict[str, Any]) -> Iterator[tuple[str, str]]:
             for dtype, count in card["cache_bytes_per_token"].items()
         ),
     )
+
+
+def _nvfp4(nvfp4: dict[str, Any]) -> str:
+    """`NVFP4: 42 weights, 42 with activations, 121.8 KiB, 28.2 % of bfloat16`"""
+    weights, activations = nvfp4["weights"], nvfp4["activations"]
+    which = "with activations (W4A4)" if activations else "alone (W4A16)"
+    if 0 < activations < weights:
+        which = f"of them {activations} with activations"
+    return f"{weights} weights {which}, {_size(nvfp4['nbytes'])}, {nvfp4['of_bf16']:.1%} of bfloat16"
 
 
 def _runs(values: list[str]) -> Iterator[str]:

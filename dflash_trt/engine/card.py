@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.engine.load import find_faults
-from dflash_trt.engine.manifest import Manifest, Model, read_manifest
+from dflash_trt.engine.manifest import Manifest, Model, Nvfp4, read_manifest
 from dflash_trt.errors import UserError
 
 CACHE_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a value
@@ -25,15 +25,19 @@ def describe_engine(path: Path) -> dict[str, Any]:
 
 
 def _describe(manifest: Manifest) -> dict[str, Any]:
-    limits, models = manifest.limits, [model for model in (manifest.target, manifest.draft) if model]
-    position = sum(_cache_values(model) for model in models) * CACHE_DTYPES[manifest.dtype]
+    limits = manifest.limits
+    position = sum(_cache_values(model) for model in manifest.models) * CACHE_DTYPES[manifest.dtype]
     return {
         "target": manifest.target.name,
         "drafter": manifest.draft.name if manifest.draft else None,
         "format": manifest.format,
         "created": manifest.created,
         "dtype": manifest.dtype,
-        "quantization": manifest.quantization,
+        "nvfp4": {
+            role: _nvfp4(model.nvfp4)
+            for role, model in (("target", manifest.target), ("drafter", manifest.draft))
+            if model
+        },
         "mapping": asdict(manifest.mapping),
         "limits": asdict(limits),
         "eos_ids": list(manifest.eos_ids),
@@ -45,6 +49,10 @@ def _describe(manifest: Manifest) -> dict[str, Any]:
             for engine in manifest.engines
         ],
     }
+
+
+def _nvfp4(nvfp4: Nvfp4 | None) -> dict[str, Any] | None:
+    return asdict(nvfp4) | {"of_bf16": round(nvfp4.nbytes / nvfp4.nbytes_bf16, 4)} if nvfp4 else None
 
 
 def _cache_values(model: Model) -> int:

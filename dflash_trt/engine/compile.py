@@ -12,7 +12,7 @@ from dflash_trt.engine import worker
 from dflash_trt.engine.backends import Backend, choose
 from dflash_trt.engine.directory import reported, uninterrupted
 from dflash_trt.engine.fingerprint import fingerprint
-from dflash_trt.engine.hardware import BRAIN, Sm
+from dflash_trt.engine.hardware import BRAIN, NVFP4, TABLE, Sm, listed
 from dflash_trt.engine.load import Engine, find_faults, open_to_compile
 from dflash_trt.engine.manifest import CompiledEngine, Manifest, read_manifest
 from dflash_trt.engine.progress import Progress, silent
@@ -31,6 +31,7 @@ def build(
     engine = open_to_compile(path)
     compiler, target = choose(backend, sm)
     _check_dtype(engine.manifest.dtype, target, path)
+    _check_nvfp4(engine.manifest, target, path)
     kept = {} if force else {e.graph: e for e in engine.manifest.engines if _is_current(e, compiler, target, engine)}
     wanted = [engine.graph(draft=draft, cpu=False) for draft in (True, False) if engine.manifest.draft or not draft]
     partial = {graph: path / f".{graph.stem}.sm{target.number}.{os.getpid()}" for graph in wanted}
@@ -56,6 +57,17 @@ def _check_dtype(dtype: str, target: Sm, path: Path) -> None:
         raise UserError(what, where=path, fix=fix)
 
 
+def _check_nvfp4(manifest: Manifest, target: Sm, path: Path) -> None:
+    for model in manifest.models:
+        if model.nvfp4 and NVFP4 not in target.precisions:
+            able = listed(*(sm.number for sm in TABLE.values() if NVFP4 in sm.precisions))
+            raise UserError(
+                f"{model.name} has NVFP4 weights, which SM{target.number} ({target.cards}) cannot compute with",
+                where=path,
+                fix=f"build for SM {able}, or convert the unquantized checkpoint",
+            )
+
+
 def _is_current(built: CompiledEngine, compiler: Backend, target: Sm, engine: Engine) -> bool:
     made = (built.sm, built.compiler, built.version) == (target.number, compiler.name, compiler.version)
     return made and not any(find_faults(engine.path, {built.file: built}))
@@ -65,13 +77,14 @@ def _compile(
     compiler: Backend, target: Sm, graph: Path, manifest: Manifest, output: Path, progress: Progress
 ) -> CompiledEngine:
     started = time.perf_counter()
-    draft = None if graph.stem.endswith("-ar") else manifest.draft
+    models = manifest.models[:1] if graph.stem.endswith("-ar") else manifest.models
     job = worker.Job(
         backend=compiler.name,
         sm=target.number,
         graph=str(graph),
-        decoder_layers=manifest.target.layers + (draft.layers if draft else 0),
-        limits=manifest.limits if draft else dataclasses.replace(manifest.limits, block_size=1),
+        decoder_layers=sum(model.layers for model in models),
+        nvfp4_weights=sum(model.nvfp4.weights for model in models if model.nvfp4),
+        limits=manifest.limits if len(models) > 1 else dataclasses.replace(manifest.limits, block_size=1),
         output=str(output),
     )
     layers = worker.run(job, progress)

@@ -9,11 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 from dflash_trt import __version__
-from dflash_trt.checkpoint import Draft, Pair, Target, pair, read_draft, read_target
+from dflash_trt.checkpoint import Draft, Pair, Quantization, Target, pair, read_draft, read_target
 from dflash_trt.engine.directory import staged
 from dflash_trt.engine.fingerprint import fingerprint
 from dflash_trt.engine.load import Engine
-from dflash_trt.engine.manifest import MAJOR, MINOR, File, Limits, Manifest, Mapping, Model, WeightFile
+from dflash_trt.engine.manifest import MAJOR, MINOR, File, Limits, Manifest, Mapping, Model, Nvfp4, WeightFile
 from dflash_trt.engine.progress import Progress, silent
 from dflash_trt.errors import UserError
 from dflash_trt.graph import write_graphs
@@ -100,7 +100,6 @@ def _describe(models: Pair, directory: Path, dtype: str, limits: Limits) -> Mani
         target=_model(models.target),
         draft=_model(models.draft) if models.draft else None,
         dtype=dtype,
-        quantization=None,
         mapping=Mapping(),
         limits=limits,
         vocab=models.target.config.vocab,
@@ -118,5 +117,14 @@ def _weight_file(path: Path) -> WeightFile:
 
 
 def _model(half: Target | Draft) -> Model:
-    path = half.path.resolve()
-    return Model(path.name, str(path), half.config.layers, half.config.kv_heads, half.config.head_dim)
+    path, config = half.path.resolve(), half.config
+    return Model(path.name, str(path), config.layers, config.kv_heads, config.head_dim, _nvfp4(half.quantization))
+
+
+def _nvfp4(quantization: Quantization | None) -> Nvfp4 | None:
+    if quantization is None or quantization.algo is None:
+        return None
+    packed = quantization.packed
+    return Nvfp4(
+        quantization.algo, len(packed), sum(packed.values()), quantization.nbytes, nbytes_bf16=2 * quantization.values
+    )

@@ -10,7 +10,8 @@ from dflash_trt.errors import UserError
 TENSORRT, TENSORRT_RTX = "tensorrt", "tensorrt-rtx"
 HALF = ("float16",)
 BRAIN = ("float16", "bfloat16")
-BLACKWELL = ("float16", "bfloat16", "nvfp4")
+NVFP4 = "nvfp4"
+BLACKWELL = ("float16", "bfloat16", NVFP4)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dflash_trt.engine.strict import Mismatch, decode
 from dflash_trt.errors import UserError
 
 NAME = "manifest.json"
-MAJOR, MINOR = 1, 0  # a reader takes any minor version of its own major version
+MAJOR, MINOR = 1, 1  # a reader takes any minor version of its own major version
 
 CONVERT_AGAIN = "make the directory anew with `dflash-trt convert`"
 
@@ -35,6 +35,17 @@ class WeightFile(File):
 
 
 @dataclass(frozen=True)
+class Nvfp4:
+    """Weights of a model that are NVFP4 in its checkpoint and in the engine."""
+
+    algo: str  # as ModelOpt spells it
+    weights: int
+    activations: int  # for how many of them the activations are NVFP4 too (W4A4)
+    nbytes: int  # codes and scales
+    nbytes_bf16: int  # what the same weights would take in bfloat16
+
+
+@dataclass(frozen=True)
 class Model:
     """One half of the pair, and the shape of its KV caches: `layers` x 2 x [max_batch, kv_heads, S, head_dim]."""
 
@@ -43,6 +54,7 @@ class Model:
     layers: int
     kv_heads: int
     head_dim: int
+    nvfp4: Nvfp4 | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,6 @@ class Manifest:
     target: Model
     draft: Model | None
     dtype: str  # of the graphs that TensorRT compiles; those for a CPU are float32
-    quantization: str | None
     mapping: Mapping
     limits: Limits
     vocab: int
@@ -104,6 +115,11 @@ class Manifest:
     @property
     def pair(self) -> str:
         return f"{self.target.name} + {self.draft.name if self.draft else 'no drafter'}"
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """The target and, if there is one, the drafter."""
+        return (self.target, self.draft) if self.draft else (self.target,)
 
     @property
     def given(self) -> dict[str, File]:

@@ -14,10 +14,10 @@ from dflash_trt.errors import Failure
 CACHE_UPDATE, ATTENTION = NATIVE = ("KV_CACHE_UPDATE", "ATTENTION")  # layer types
 
 
-def parse(trt: ModuleType, builder: Any, logger: Any, graph: Path, decoder_layers: int) -> Any:
-    """The network of a graph of so many decoder layers.
+def parse(trt: ModuleType, builder: Any, logger: Any, graph: Path, decoder_layers: int, nvfp4_weights: int) -> Any:
+    """The network of a graph of so many decoder layers and NVFP4 weights.
 
-    Raises Failure with the parser's words if it refuses, or if attention or caches did not become native layers.
+    Raises Failure with the parser's words if it refuses, or if attention, caches or 4-bit weights did not stay native.
     """
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
@@ -25,6 +25,7 @@ def parse(trt: ModuleType, builder: Any, logger: Any, graph: Path, decoder_layer
         raise refusal(f"cannot read {graph}", [parser.get_error(i).desc() for i in range(parser.num_errors)])
     _set_lengths(trt, network)
     _require_native(network, graph, decoder_layers)
+    _require_packed(trt, network, graph, nvfp4_weights)
     return network
 
 
@@ -96,3 +97,11 @@ def _require_native(network: Any, graph: Path, decoder_layers: int) -> None:
     for name in (name for name in outputs if "_present." in name):
         if updates.get(name) != name.replace("_present.", "_cache."):
             raise Failure(f"{name} is not what a {CACHE_UPDATE} layer made of its cache — {graph} — report this")
+
+
+def _require_packed(trt: ModuleType, network: Any, graph: Path, count: int) -> None:
+    """Every NVFP4 weight is a constant of 4-bit values: none was unpacked on the way."""
+    constants = [layer for layer in _layers(network) if layer.type.name == "CONSTANT"]
+    found = sum(layer.get_output(0).dtype == trt.DataType.FP4 for layer in constants) if count else 0
+    if found != count:
+        raise Failure(f"the network has {found} 4-bit weights, not {count} — {graph} — report this")

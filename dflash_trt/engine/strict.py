@@ -19,7 +19,8 @@ class Mismatch(Exception):
 def decode(kind: type[T], value: Any, key: str = "") -> T:
     """`value` as a `kind`: a dataclass, tuple[X, ...], dict[str, X], X | None, str, int or float.
 
-    Keys that `kind` does not know are ignored, so a newer minor version can be read. Raises Mismatch.
+    Unknown keys are ignored and missing ones take their defaults, so that other minor versions can be read.
+    Raises Mismatch.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if dataclasses.is_dataclass(kind):
@@ -43,9 +44,10 @@ def _decode_record(kind: type[T], value: Any, key: str) -> T:
         raise Mismatch(key, f"is {value!r}, not an object")
     hints = get_type_hints(kind)
     fields = {}
-    for name in (field.name for field in dataclasses.fields(kind)):  # type: ignore[arg-type]
-        path = f"{key}.{name}".lstrip(".")
-        if name not in value:
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        name, path = field.name, f"{key}.{field.name}".lstrip(".")
+        if name in value:
+            fields[name] = decode(hints[name], value[name], path)
+        elif field.default is dataclasses.MISSING:
             raise Mismatch(path, "is missing")
-        fields[name] = decode(hints[name], value[name], path)
     return kind(**fields)

@@ -35,6 +35,7 @@ class Job:
     sm: int
     graph: str
     decoder_layers: int  # of target and drafter together
+    nvfp4_weights: int
     limits: Limits
     output: str
 
@@ -112,7 +113,7 @@ def compile_graph(compiler: Backend, job: Job) -> dict[str, int]:
     trt = compiler.module
     logger = make_logger(trt, lambda text: tell("said", text))
     builder = trt.Builder(logger)
-    network = parse(trt, builder, logger, Path(job.graph), job.decoder_layers)
+    network = parse(trt, builder, logger, Path(job.graph), job.decoder_layers, job.nvfp4_weights)
     layers = count_layers(network)
     config = builder.create_builder_config()
     monitor = make_monitor(trt, lambda fraction: tell("progress", fraction))

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
+from dflash_trt.checkpoint import read_tensors
 from dflash_trt.engine import build, convert, open_engine, worker
 from dflash_trt.engine.card import describe_engine
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.errors import Failure, UserError
+from tests.packed import pack
 from tests.tiny import make_pair
 
 COMBINATIONS = [
@@ -26,11 +29,15 @@ COMBINATIONS = [
 TARGET_LAYERS, DRAFT_LAYERS = 3, 2
 
 
+def unpacked(target: Path, draft: Path) -> None:
+    """Leaves a pair as it is."""
+
+
 @pytest.fixture
 def make_engine(tmp_path):
     """An engine directory of three target layers and a sliding, causal and a full, bidirectional draft layer."""
 
-    def make(base: str = "tiny-qwen3", dtype: str = "bfloat16") -> Path:
+    def make(base: str = "tiny-qwen3", dtype: str = "bfloat16", pack: Callable[[Path, Path], None] = unpacked) -> Path:
         target = {"num_hidden_layers": TARGET_LAYERS, "head_dim": 64}
         draft = {
             "head_dim": 64,
@@ -40,6 +47,7 @@ def make_engine(tmp_path):
             "dflash_config.target_layer_ids": [0, 2],
         }
         pair = make_pair(tmp_path, base, target_config=target, draft_config=draft)
+        pack(*pair)
         limits = {"max_seq_len": 256, "max_query": 32, "max_batch": 4}
         return convert(*pair, tmp_path / "engine", dtype=dtype, **limits).path
 
@@ -69,6 +77,37 @@ def test_both_graphs_compile_with_native_cache_updates_and_attention(base, dtype
     opened = open_engine(path)
     assert opened.manifest.engines == built
     assert (opened.compiled(sm), opened.compiled(sm, draft=False)) == built
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activations", [True, False], ids=["W4A4", "W4A16"])
+def test_nvfp4_weights_stay_four_bits_wide_and_activations_are_quantized(activations, make_engine):
+    """The drafter in mixed precision. A weight's bytes lie in the engine as in the checkpoint, or, for weights alone,
+    in another order of the same size; as a whole it is smaller than those weights unpacked."""
+
+    def pack_both(target: Path, draft: Path) -> None:
+        pack(target, "*_proj", activations=activations)
+        pack(draft, "*mlp*", "*o_proj", activations=activations)
+
+    path = make_engine(pack=pack_both)
+    manifest = open_engine(path).manifest
+    assert (manifest.target.nvfp4.weights, manifest.draft.nvfp4.weights) == (7 * TARGET_LAYERS, 4 * DRAFT_LAYERS)
+    for model in manifest.models:
+        assert model.nvfp4.nbytes <= 0.30 * model.nvfp4.nbytes_bf16
+    for made, models in zip(build(path, sm=120), (manifest.models, manifest.models[:1]), strict=True):
+        assert made.layers.get("DYNAMIC_QUANTIZE", 0) == activations * (
+            4 * TARGET_LAYERS + 3 * DRAFT_LAYERS * (len(models) - 1)  # qkv, o, gate and up, down; the drafter's qkv not
+        )
+        engine = (path / made.file).read_bytes()
+        codes = (path.parent / "target" / "model.safetensors").read_bytes()
+        ref = read_tensors(path.parent / "target")["model.layers.0.mlp.down_proj.weight"]
+        assert (codes[ref.offset : ref.offset + 64] in engine) == activations
+
+
+def test_nvfp4_is_refused_for_an_sm_that_cannot_compute_with_it(make_engine):
+    path = make_engine(pack=lambda target, draft: pack(draft, "*_proj") and None)
+    with pytest.raises(UserError, match=r"draft has NVFP4 weights, which SM89 .* build for SM 100, 103, 110, 120, 121"):
+        build(path, sm=89)
 
 
 @pytest.mark.slow
