@@ -1,14 +1,23 @@
-"""One picture of a race: how far drafts reach, and what that is worth."""
+"""Pictures of how far drafts reach: what that is worth to one engine, or how several engines compare."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dflash_trt.errors import Failure
 from dflash_trt.measure.race import Result
 
 INK, MUTED, ACCENT = "#222222", "#9aa5b1", "#2f7d4f"
+ENGINES = (MUTED, ACCENT, "#d98e32", "#3f6fb0", "#a1496b", "#59504a")  # the first is what others are compared with
+SHARES = {  # of a comparison, from the finest measure to the coarsest
+    "next_token_share": "same next token\non the same text",
+    "position_share": "same token\nat a position",
+    "prefix_share": "same up to the\nfirst difference",
+    "identical_share": "same answers",
+}
+MAX_LABELS = 20  # bars of one panel that are few enough for a number on each
 
 
 def plot(results: Sequence[Result], path: Path, title: str) -> None:
@@ -35,12 +44,65 @@ def plot(results: Sequence[Result], path: Path, title: str) -> None:
         right.invert_yaxis()
         right.set(xlabel="tokens per second", xlim=(0, 1.15 * max(r.tokens_per_second for r in results)))
         right.set_title(title, loc="left")
-        for panel in (left, right):
-            panel.spines[["top", "right"]].set_visible(False)
-        try:
-            figure.savefig(path, dpi=160)
-        except (OSError, ValueError) as error:
-            what = f"the picture cannot be written: {error} — {path} — give a writable .png, .svg or .pdf"
-            raise Failure(what) from None
-        finally:
-            pyplot.close(figure)
+        _finish(figure, path)
+
+
+def plot_comparison(record: dict[str, Any], path: Path) -> None:
+    """Write a picture of what `compare` found: acceptance per block position, and agreement with the first engine."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    engines, comparisons = record["engines"], record["comparisons"]
+    colors = {engine["name"]: ENGINES[index % len(ENGINES)] for index, engine in enumerate(engines)}
+    with pyplot.rc_context({"text.color": INK, "axes.labelcolor": INK}):
+        figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.8 + 0.3 * len(comparisons)), layout="constrained")
+        width = 0.8 / len(engines)
+        positions = max(len(engine["acceptance"]) for engine in engines)
+        for index, engine in enumerate(engines):
+            shares = [100 * (share or 0) for share in engine["acceptance"]]
+            places = [n + 1 + (index - (len(engines) - 1) / 2) * width for n in range(len(shares))]
+            tau = "-" if engine["tau"] is None else format(engine["tau"], ".2f")
+            name = f"{_short(engine['name'])}, tau {tau}"
+            bars = left.bar(places, shares, color=colors[engine["name"]], width=0.92 * width, label=name)
+            if positions * len(engines) <= MAX_LABELS:
+                left.bar_label(bars, fmt="%.0f", padding=2, fontsize=8)
+        left.set(xlabel="position in the block", ylabel="drafts accepted, %", ylim=(0, 108))
+        left.set_xticks(range(1, positions + 1))
+        left.set_title("Acceptance", loc="left")
+        columns = max(1, 90 // max(len(_short(engine["name"])) + 10 for engine in engines))
+        figure.legend(frameon=False, loc="outside lower center", ncols=columns)
+
+        height = 0.8 / len(comparisons)
+        for index, comparison in enumerate(comparisons):
+            name = comparison["engines"][1]
+            places = [n + (index - (len(comparisons) - 1) / 2) * height for n in range(len(SHARES))]
+            shares = [100 * (comparison[key] or 0) for key in SHARES]
+            bars = right.barh(places, shares, color=colors[name], height=0.85 * height)
+            right.bar_label(bars, fmt="%.1f", padding=4, fontsize=9 if len(comparisons) < 3 else 8)
+        right.set_yticks(range(len(SHARES)), list(SHARES.values()))
+        right.invert_yaxis()
+        right.set(xlabel=f"%, over {record['prompts']} prompts", xlim=(0, 115), xticks=range(0, 101, 20))
+        right.set_title(f"Agreement with {_short(engines[0]['name'])}", loc="left")
+        _finish(figure, path)
+
+
+def _short(name: str) -> str:
+    """Of a long path the end, which tells engines apart."""
+    return name if len(name) <= 26 else f"…{name[-25:]}"
+
+
+def _finish(figure: Any, path: Path) -> None:
+    """Write a figure and let go of it."""
+    from matplotlib import pyplot
+
+    for panel in figure.axes:
+        panel.spines[["top", "right"]].set_visible(False)
+    try:
+        figure.savefig(path, dpi=160)
+    except (OSError, ValueError) as error:
+        what = f"the picture cannot be written: {error} — {path} — give a writable .png, .svg or .pdf"
+        raise Failure(what) from None
+    finally:
+        pyplot.close(figure)

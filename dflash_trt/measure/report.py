@@ -1,11 +1,13 @@
-"""The figures of a race, as JSON and as a table for people."""
+"""The figures of a race as JSON, and those of races and comparisons as tables for people."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dflash_trt.measure.machine import busy
@@ -55,5 +57,65 @@ def show_record(console: Console, record: dict[str, Any]) -> None:
         console.print(f"[yellow]Do not rely on the speeds: {why}.[/]")
 
 
-def _text(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+def show_comparison(console: Console, record: dict[str, Any]) -> None:
+    """One column an engine, acceptance by block position, agreement with the first engine, and what it comes to."""
+    engines, comparisons = record["engines"], record["comparisons"]
+    table = _figures("", [engine["name"] for engine in engines])
+    table.add_row("target", *(escape(engine["target"]) for engine in engines))
+    table.add_row("… its weights, MiB", *(_mebibytes(engine["weight_bytes"]["target"]) for engine in engines))
+    table.add_row("drafter", *(escape(engine["draft"]) for engine in engines))
+    table.add_row("… its weights, MiB", *(_mebibytes(engine["weight_bytes"]["draft"]) for engine in engines))
+    table.add_row("tokens/s", *(f"{engine['tokens_per_second']:.1f}" for engine in engines))
+    table.add_row("tokens a step (tau)", *(_text(engine["tau"], ".2f") for engine in engines))
+    console.print(table)
+
+    positions = max(len(engine["acceptance"]) for engine in engines)
+    shares = _figures("drafts accepted at block position", [str(number + 1) for number in range(positions)])
+    for engine in engines:
+        accepted = [_text(share, ".0%") for share in engine["acceptance"]]
+        shares.add_row(escape(engine["name"]), *accepted, *[""] * (positions - len(accepted)))
+    console.print(shares)
+
+    first = engines[0]["name"]
+    table = _figures(f"agreement with {first}", [comparison["engines"][1] for comparison in comparisons])
+    table.add_row("target", *("the same" if entry["same_target"] else "another" for entry in comparisons))
+    table.add_row("tau", *(_text(entry["tau_ratio"], ".2f", "x") for entry in comparisons))
+    table.add_row("same next token on the same text", *(_text(e["next_token_share"], ".1%") for e in comparisons))
+    table.add_row("same token at a position", *(_text(e["position_share"], ".1%") for e in comparisons))
+    table.add_row("same up to the first difference", *(_text(e["prefix_share"], ".1%") for e in comparisons))
+    table.add_row("same answers", *(f"{entry['identical']} of {record['prompts']}" for entry in comparisons))
+    table.add_row("first difference, median token", *(_median(entry["first_difference"]) for entry in comparisons))
+    console.print(table)
+    for entry in comparisons:
+        if entry["identical"] < record["prompts"]:
+            places = " ".join("=" if place is None else str(place + 1) for place in entry["first_difference"])
+            console.print(f"First token in which {escape(entry['engines'][1])} differs, by prompt (=: none): {places}")
+
+    for entry in record["broken"]:
+        who = " and ".join(map(escape, entry["engines"]))
+        trouble = f"different tokens for {entry['differing']} of {record['prompts']} prompts"
+        console.print(f"[red]{trouble} under one target: {who}.[/]")
+    if not record["broken"] and any(entry["same_target"] for entry in comparisons):
+        console.print(f"[green]Engines of one target gave the same tokens for all {record['prompts']} prompts.[/]")
+    if why := busy(record["machine"]):
+        console.print(f"[yellow]Do not rely on the speeds: {why}.[/]")
+
+
+def _figures(title: str, columns: Sequence[str]) -> Table:
+    table = Table(escape(title), *map(escape, columns))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    return table
+
+
+def _median(places: Sequence[int | None]) -> str:
+    found = [place + 1 for place in places if place is not None]
+    return f"{median(found):g}" if found else "none"
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:,.1f}"
+
+
+def _text(value: float | None, form: str, unit: str = "") -> str:
+    return "-" if value is None else format(value, form) + unit
