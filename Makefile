@@ -13,6 +13,8 @@ demo: $(RUN)
 
 bench: $(TEST)
 	@$(BIN)/python -m benchmarks.convert
+	@$(BIN)/python -m benchmarks.nvfp4
+	@$(BIN)/python -m benchmarks.quantize_memory
 	@$(BIN)/python -m benchmarks.speculation
 
 test: lint
@@ -29,7 +31,7 @@ $(RUN): pyproject.toml requirements.txt requirements-demo.txt requirements-nodep
 	@$(PIP) --no-deps -r requirements-nodeps.txt -e .
 	@touch $@
 
-$(TEST): $(RUN) requirements-dev.txt
+$(TEST): $(RUN) requirements-dev.txt requirements-quantize.txt
 	@echo "Adding what the tests need (torch: a few minutes, once) ..."
 	@$(PIP) -r requirements-dev.txt
 	@touch $@

@@ -17,6 +17,7 @@ from dflash_trt.errors import DflashError
 
 COMMANDS = {  # in the order of a first session; each is the function of that name in dflash_trt/commands/<name>.py
     "inspect": "Show what a drafter, a target or an engine directory holds.",
+    "quantize": "Make NVFP4 checkpoints of a target, a drafter or both, through NVIDIA ModelOpt.",
     "convert": "Make an engine directory of a target and its drafter; no weight is copied.",
     "build": "Compile an engine directory with TensorRT, or ahead of time with TensorRT-RTX.",
     "generate": "Answer prompts, with the drafter or without.",

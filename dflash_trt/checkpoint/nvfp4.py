@@ -3,14 +3,17 @@
 value = VALUES[code] × (float32(block scale) × global scale), in this order.
 Two codes a byte, the first in the low half.
 
-The bytes are those of ModelOpt 0.47 (`NVFP4QTensor`) on a CPU for the same global scale, except where its result would
-be of no use or hide a fault:
+The bytes are those of ModelOpt 0.47 (`NVFP4QTensor.quantize`) on a CPU for the same global scale, except where its
+result would be of no use or hide a fault:
 
-* an all-zero tensor (or one so small that amax / 2688 is zero): its global scale is 0 and its block scales are NaN;
-  ours are 1 and decode to zeros;
+* an all-zero tensor (or one so small that amax / 2688 is zero): its global scale is 0 and its block scales are NaN (or
+  448); ours are 1 and decode to zeros;
 * a last dimension that is not a multiple of 16 is padded there and refused here;
-* NaN becomes code 7 and infinity clips silently there; both are refused here;
+* NaN spoils its block and infinity is clipped there, silently; both are refused here;
 * code 8 decodes to 0 there and to -0 here, as in ONNX's FLOAT4E2M1 and in MXFP4: equal in value.
+
+ModelOpt's export of *static* quantizers divides in another order: of bfloat16 weights about one block scale in some
+thousand then falls on the other side of a tie, and blocks of zeros get another scale. All decode to what they should.
 """
 
 from __future__ import annotations

@@ -74,7 +74,8 @@ def read_quantization(
         for part in ("weight_scale", "weight_scale_2"):
             if f"{module}.{part}" not in tensors:
                 ref = tensors[f"{module}.weight"]
-                raise _bad(ref, f"has dtype {ref.dtype}, but {module}.{part} is missing", "the export is incomplete; make it again")
+                fix = "the export is incomplete; make it again"
+                raise _bad(ref, f"has dtype {ref.dtype}, but {module}.{part} is missing", fix)
     for name, ref in tensors.items():
         module, _, part = name.rpartition(".")
         if part in ("weight_scale", "weight_scale_2", "input_scale"):

@@ -14,9 +14,9 @@ from dflash_trt.engine.directory import staged
 from dflash_trt.engine.fingerprint import fingerprint
 from dflash_trt.engine.load import Engine
 from dflash_trt.engine.manifest import MAJOR, MINOR, File, Limits, Manifest, Mapping, Model, Nvfp4, WeightFile
-from dflash_trt.engine.progress import Progress, silent
 from dflash_trt.errors import UserError
 from dflash_trt.graph import write_graphs
+from dflash_trt.progress import Progress, silent
 
 DTYPES = ("bfloat16", "float16", "float32")  # float32 for a CPU alone: TensorRT has no attention kernel for it
 MAX_BATCH = 8

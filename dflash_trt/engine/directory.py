@@ -8,11 +8,10 @@ import fcntl
 import os
 import secrets
 import shutil
-import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from dflash_trt.durable import sync, uninterrupted
 from dflash_trt.engine import manifest
 from dflash_trt.errors import Failure, UserError
 
@@ -55,22 +54,6 @@ def reported(place: Path) -> Iterator[None]:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         fix = "nothing was changed" + ("; free some space and run it again" if full else "")
         raise Failure(f"{error.strerror or error} — {error.filename or place} — {fix}") from error
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Put Ctrl-C off until the few renames inside are done."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pressed: list[int] = []
-    previous = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    if pressed:
-        raise KeyboardInterrupt
 
 
 def _check(output: Path, force: bool) -> None:
@@ -122,12 +105,3 @@ def _sync(directory: Path) -> None:
         if not path.is_symlink():  # links lead to checkpoints, which are not ours
             sync(path)
     sync(directory)
-
-
-def sync(path: Path) -> None:
-    """Have the disk hold a file or folder before its name is relied on."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

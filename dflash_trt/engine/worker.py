@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.durable import sync, uninterrupted
 from dflash_trt.engine.backends import Backend, load_backend
-from dflash_trt.engine.directory import sync, uninterrupted
 from dflash_trt.engine.manifest import Limits
 from dflash_trt.engine.network import add_profiles, count_layers, parse, refusal
-from dflash_trt.engine.progress import Progress
 from dflash_trt.engine.watch import make_logger, make_monitor
 from dflash_trt.errors import DflashError, Failure
+from dflash_trt.progress import Progress
 
 LAST_WORDS = 5  # lines shown of a compiler that crashed
 

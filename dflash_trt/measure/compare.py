@@ -16,13 +16,13 @@ import tokenizers
 from dflash_trt.checkpoint import Draft, Target
 from dflash_trt.engine import Engine
 from dflash_trt.engine.fingerprint import fingerprint
-from dflash_trt.engine.progress import Progress, silent
 from dflash_trt.errors import UserError
 from dflash_trt.measure.follow import choices
 from dflash_trt.measure.lanes import EngineLane
 from dflash_trt.measure.race import Result, differing, race
 from dflash_trt.measure.texts import agreement, share
 from dflash_trt.measure.verify import read_pair
+from dflash_trt.progress import Progress, silent
 from dflash_trt.runtime.request import check_prompt
 
 Prompts = Sequence[Sequence[int]]

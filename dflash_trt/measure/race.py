@@ -8,8 +8,8 @@ from math import isnan
 from statistics import median
 from typing import Any
 
-from dflash_trt.engine.progress import Progress, silent
 from dflash_trt.measure.lanes import Heat, Lane
+from dflash_trt.progress import Progress, silent
 from dflash_trt.runtime import Statistics
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -58,15 +57,13 @@ def show_record(console: Console, record: dict[str, Any]) -> None:
 
 
 def show_comparison(console: Console, record: dict[str, Any]) -> None:
-    """One column an engine, acceptance by block position, agreement with the first engine, and what it comes to."""
+    """One row an engine: figures, acceptance by block position, and agreement with the first engine."""
     engines, comparisons = record["engines"], record["comparisons"]
-    table = _figures("", [engine["name"] for engine in engines])
-    table.add_row("target", *(escape(engine["target"]) for engine in engines))
-    table.add_row("… its weights, MiB", *(_mebibytes(engine["weight_bytes"]["target"]) for engine in engines))
-    table.add_row("drafter", *(escape(engine["draft"]) for engine in engines))
-    table.add_row("… its weights, MiB", *(_mebibytes(engine["weight_bytes"]["draft"]) for engine in engines))
-    table.add_row("tokens/s", *(f"{engine['tokens_per_second']:.1f}" for engine in engines))
-    table.add_row("tokens a step (tau)", *(_text(engine["tau"], ".2f") for engine in engines))
+    table = _figures("", ["tau", "tokens/s", "target, MiB", "drafter, MiB"])
+    for engine in engines:
+        sizes = (f"{engine['weight_bytes'][role] / 2**20:,.1f}" for role in ("target", "draft"))
+        speed = f"{engine['tokens_per_second']:.1f}"
+        table.add_row(escape(engine["name"]), _text(engine["tau"], ".2f"), speed, *sizes)
     console.print(table)
 
     positions = max(len(engine["acceptance"]) for engine in engines)
@@ -76,15 +73,14 @@ def show_comparison(console: Console, record: dict[str, Any]) -> None:
         shares.add_row(escape(engine["name"]), *accepted, *[""] * (positions - len(accepted)))
     console.print(shares)
 
-    first = engines[0]["name"]
-    table = _figures(f"agreement with {first}", [comparison["engines"][1] for comparison in comparisons])
-    table.add_row("target", *("the same" if entry["same_target"] else "another" for entry in comparisons))
-    table.add_row("tau", *(_text(entry["tau_ratio"], ".2f", "x") for entry in comparisons))
-    table.add_row("same next token on the same text", *(_text(e["next_token_share"], ".1%") for e in comparisons))
-    table.add_row("same token at a position", *(_text(e["position_share"], ".1%") for e in comparisons))
-    table.add_row("same up to the first difference", *(_text(e["prefix_share"], ".1%") for e in comparisons))
-    table.add_row("same answers", *(f"{entry['identical']} of {record['prompts']}" for entry in comparisons))
-    table.add_row("first difference, median token", *(_median(entry["first_difference"]) for entry in comparisons))
+    table = _figures(f"same as {engines[0]['name']}", ["target", "next token", "position", "prefix", "answers", "tau"])
+    for entry in comparisons:
+        target = "yes" if entry["same_target"] else "no"
+        shares_of = (entry[f"{kind}_share"] for kind in ("next_token", "position", "prefix"))
+        answers = f"{entry['identical']} of {record['prompts']}"
+        ratio = _text(entry["tau_ratio"], ".2f", "x")
+        agreement = [_text(share, ".1%") for share in shares_of]
+        table.add_row(escape(entry["engines"][1]), target, *agreement, answers, ratio)
     console.print(table)
     for entry in comparisons:
         if entry["identical"] < record["prompts"]:
@@ -103,18 +99,10 @@ def show_comparison(console: Console, record: dict[str, Any]) -> None:
 
 def _figures(title: str, columns: Sequence[str]) -> Table:
     table = Table(escape(title), *map(escape, columns))
+    table.columns[0].overflow = "fold"
     for column in table.columns[1:]:
         column.justify = "right"
     return table
-
-
-def _median(places: Sequence[int | None]) -> str:
-    found = [place + 1 for place in places if place is not None]
-    return f"{median(found):g}" if found else "none"
-
-
-def _mebibytes(count: int) -> str:
-    return f"{count / 2**20:,.1f}"
 
 
 def _text(value: float | None, form: str, unit: str = "") -> str:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from dflash_trt.checkpoint import Pair, pair, read_draft, read_target
 from dflash_trt.engine import Engine
-from dflash_trt.engine.progress import Progress, silent
 from dflash_trt.measure.agreement import Agreement
 from dflash_trt.measure.oracles import DraftOracle, TargetOracle
 from dflash_trt.measure.transcript import RecordingSession
+from dflash_trt.progress import Progress, silent
 from dflash_trt.runtime import Generator, Limits, Request, Session
 from dflash_trt.runtime.ort_session import OrtSession
 

@@ -1,4 +1,4 @@
-"""Pairs that must work or be refused, one YAML file a case.
+"""Inputs that must work or be refused, one YAML file a case: `pair/` at conversion, `nvfp4/` around quantization.
 
 name, why
 base                             tiny-qwen3 or tiny-llama (tests/tiny.py)
@@ -6,6 +6,9 @@ target_config, draft_config      set, remove: dotted keys of config.json, whatev
 target_tensors, draft_tensors    remove, add {name: {shape, dtype}}, rename {old: new}, split N
 truncate_draft                   bytes to cut from the end of its file
 block_size                       the option of `convert`
+pack_draft                       modules (globs) to pack as NVFP4, declared: keys to change in hf_quant_config.json
+zeros                            weights of the drafter to zero: [row or null for all, first column, end]
+quantize                         a preset: `quantize` instead of `convert`
 refused                          words that the message must hold
 reads                            values that the drafter's config must come to
 generate, gives                  a request to the finished engine and what must come of it
@@ -20,9 +23,10 @@ from typing import Any
 
 import yaml
 
+from tests.packed import pack, redeclare, zero
 from tests.tiny import edit_config, edit_tensors, make_pair, make_target
 
-FOLDER = Path(__file__).parent / "pair"
+FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,9 @@ class Case:
     draft_config: Mapping[str, Any] = field(default_factory=dict)
     target_tensors: Mapping[str, Any] = field(default_factory=dict)
     draft_tensors: Mapping[str, Any] = field(default_factory=dict)
+    pack_draft: Mapping[str, Any] = field(default_factory=dict)
+    zeros: Mapping[str, tuple[int | None, int, int]] = field(default_factory=dict)
+    quantize: str = ""
     truncate_draft: int = 0
     block_size: int | None = None
     refused: tuple[str, ...] = ()
@@ -48,6 +55,11 @@ class Case:
             make_target(target, self.base, self.target_config["set"])
         if self.draft_config:
             edit_config(draft, **self.draft_config)
+        for tensor, place in self.zeros.items():
+            zero(draft, tensor, *place)
+        if self.pack_draft:
+            pack(draft, *self.pack_draft["modules"])
+            redeclare(draft, self.pack_draft.get("declared", {}))
         for directory, edits in ((target, self.target_tensors), (draft, self.draft_tensors)):
             if edits:
                 edit_tensors(directory, **edits)
@@ -57,10 +69,11 @@ class Case:
         return target, draft
 
 
-def load(stem: str) -> Case:
-    return Case(**yaml.safe_load((FOLDER / f"{stem}.yaml").read_text()))
+def load(folder: str) -> dict[str, Case]:
+    files = sorted((FOLDER / folder).glob("*.yaml"))
+    return {file.stem: Case(**yaml.safe_load(file.read_text())) for file in files}
 
 
-CASES = {file.stem: load(file.stem) for file in sorted(FOLDER.glob("*.yaml"))}
+CASES, NVFP4 = load("pair"), load("nvfp4")
 REFUSED = [stem for stem, case in CASES.items() if case.refused]
 ACCEPTED = [stem for stem, case in CASES.items() if not case.refused]

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dflash_trt.durable import uninterrupted
 from dflash_trt.engine import manifest
-from dflash_trt.engine.directory import staged, uninterrupted
+from dflash_trt.engine.directory import staged
 from dflash_trt.errors import Failure, UserError
 
 

@@ -1,0 +1,67 @@
+"""Checkpoints that are packed already: MXFP4 experts, which can be cast, and the formats that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from dflash_trt.checkpoint.config import Config
+from dflash_trt.checkpoint.model import TensorRef
+from dflash_trt.errors import UserError
+
+# The first pattern that fits tells the format.
+TENSORS = {
+    "*weight_scale_2": "NVFP4",
+    "*.weight_packed": "compressed-tensors",
+    "*.weight_scale_inv": "FP8 in blocks",
+    "*.weight_scale": "FP8 or INT8",
+    "*.qweight": "GPTQ or AWQ",
+    "*.qzeros": "GPTQ or AWQ",
+    "*.absmax": "bitsandbytes",
+    "*.weight.quant_state.*": "bitsandbytes",
+}
+FP8 = ("F8_E4M3", "F8_E5M2")
+FILE = "hf_quant_config.json"
+MXFP4 = "mxfp4"
+
+
+def find_packed(source: Path, config: Config, tensors: Mapping[str, TensorRef]) -> dict[str, TensorRef]:
+    """Blocks of MXFP4 experts by name → their scales; empty for plain weights. Raises UserError for other formats."""
+    for pattern, form in TENSORS.items():
+        if names := sorted(name for name in tensors if fnmatchcase(name, pattern)):
+            raise _refusal(f"{names[0]} is there: the weights are {form}", tensors[names[0]].file)
+    for name, ref in sorted(tensors.items()):
+        if ref.dtype in FP8:
+            raise _refusal(f"{name} has dtype {ref.dtype}: the weights are FP8", ref.file)
+    for key in ("quantization_config", "compression_config"):
+        method = config.section(key).values.get("quant_method", "unknown") if key in config else MXFP4
+        if method != MXFP4:
+            raise _refusal(f"{key} names {method!r}", config.file)
+    if (source / FILE).exists():
+        raise _refusal(f"{FILE} is there", source)
+    blocks = {name: ref for name, ref in sorted(tensors.items()) if name.endswith("_proj_blocks")}
+    if not blocks and "quantization_config" in config:
+        fix = "remove the key if the weights were unpacked, or download again"
+        raise UserError(f"quantization_config names {MXFP4!r}, but no tensor is packed", where=config.file, fix=fix)
+    return {name: _scales(ref, tensors) for name, ref in blocks.items()}
+
+
+def _scales(blocks: TensorRef, tensors: Mapping[str, TensorRef]) -> TensorRef:
+    name = blocks.name.removesuffix("_blocks") + "_scales"
+    if name not in tensors:
+        raise UserError(
+            f"missing tensor {name}", where=blocks.file, fix="the blocks have no values without; download again"
+        )
+    scales = tensors[name]
+    for ref in (blocks, scales):
+        if ref.dtype != "U8":
+            raise UserError(f"{ref.name} has dtype {ref.dtype}, MXFP4 has U8", where=ref.file, fix="download again")
+    if len(blocks.shape) != 4 or blocks.shape[3] != 16 or scales.shape != blocks.shape[:3]:
+        what = f"{name} has shape {list(scales.shape)}, the blocks {list(blocks.shape)}"
+        raise UserError(what, where=scales.file, fix="MXFP4 has one scale for a block of 16 bytes; download again")
+    return scales
+
+
+def _refusal(what: str, where: Path) -> UserError:
+    return UserError(what, where=where, fix="it is quantized already; start from the BF16, F16 or F32 checkpoint")
