@@ -84,7 +84,7 @@ def main(
         progress("loading", 0)
         models, stop = read_pair(engine, draft=True), engine.manifest.eos_ids
         assert models.draft is not None
-        target = TargetOracle(models.target.path)
+        target = TargetOracle(models.target)
         wheel = WheelLane(target, DraftOracle(models.draft, target), stop)
         dflash, plain = (EngineLane(engine, draft=draft, threads=threads) for draft in (True, False))
         lanes = [dflash, wheel, TransformersLane(target, stop), plain]

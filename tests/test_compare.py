@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from dflash_trt.checkpoint import read_target
 from dflash_trt.cli import app
 from dflash_trt.engine import convert, open_engine
 from dflash_trt.measure import compare as comparing
@@ -115,7 +116,7 @@ def test_two_targets_part_where_their_texts_do(engines):
 
 def test_next_token_agreement_is_what_transformers_finds_along_the_first_engines_text(engines):
     (entry,) = record(engines, "pair", "other-target")["comparisons"]
-    oracle = TargetOracle(engines["pair"].parent / "other-target")
+    oracle = TargetOracle(read_target(engines["pair"].parent / "other-target"))
     equal = total = 0
     for prompt, answer in zip(PROMPTS, answers(engines["pair"]), strict=True):
         logits, _ = oracle.read([*prompt.encode(), *answer])
@@ -129,7 +130,7 @@ def test_next_token_agreement_is_what_transformers_finds_along_the_first_engines
 def test_choices_along_a_text_are_those_of_transformers(engines, name):
     text = [*b"what comes next", *b"abbabaab" * 2]
     engine = open_engine(engines[name])
-    session, oracle = open_session(engine), TargetOracle(Path(engine.manifest.target.path))
+    session, oracle = open_session(engine), TargetOracle(read_target(Path(engine.manifest.target.path)))
     expected = oracle.read(text)[0].argmax(-1)
     for start in (1, 7, 8, 9, 16, 29, len(text) - 1, 15):  # around prefill chunks of 8, in one slot again and again
         assert choices(session, text, start) == expected[start - 1 : -1].tolist()

@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 
 from dflash_trt.cli import app
 from dflash_trt.engine import convert
+from dflash_trt.errors import UserError
 from dflash_trt.measure.agreement import TIE, Agreement
 from dflash_trt.measure.verify import verify as run_verify
+from tests.packed import pack
 from tests.tiny import make_pair
 
 PROMPTS = ["what comes next", "a", "hello there"]
@@ -44,6 +46,38 @@ def test_both_halves_agree_with_their_references(engine):
     for half in ("target", "draft"):
         assert verdict[half]["holds"] and verdict[half]["wrong"] == 0 and verdict[half]["relative"] < 1e-4
     assert verdict["target"]["tokens"] >= 16 * len(PROMPTS)
+
+
+@pytest.mark.parametrize("activations", [True, False], ids=["W4A4", "W4A16"])
+def test_an_nvfp4_drafter_and_weights_agree_with_references_that_round(activations, tmp_path):
+    target, draft = make_pair(tmp_path, words=2, seed=6)
+    pack(target, "*_proj", activations=False)
+    pack(draft, "*_proj", "fc", activations=activations)
+    engine = convert(target, draft, tmp_path / "engine", max_batch=2, max_seq_len=96, max_query=8)
+    verdict = run_verify(engine, [[97, 98], [99]], 16)
+    assert verdict.holds and verdict.draft.tokens and verdict.draft.rounded == activations
+    assert verdict.draft.relative < 1e-4 and verdict.target.relative < 1e-4
+
+
+def test_a_target_that_rounds_activations_is_refused_with_the_reason(tmp_path):
+    target, draft = make_pair(tmp_path)
+    pack(target, "*mlp*")
+    engine = convert(target, draft, tmp_path / "engine", max_batch=2, max_seq_len=96, max_query=8)
+    with pytest.raises(UserError, match=r"rounds its activations to 4 bits .* `bench --compare`"):
+        run_verify(engine, [[97]], 4)
+
+
+def test_tokens_behind_a_rounding_step_are_counted_and_must_be_few():
+    reference = np.zeros((40, 3), np.float32)
+    reference[:, 1] = 2
+    off = reference.copy()
+    off[:5, 2] = 3  # other logits, another token
+    for wrong, holds in ((4, True), (5, False)):
+        agreement = Agreement(rounded=True)
+        agreement.add(
+            np.where(np.arange(40)[:, None] < wrong, off, reference), [2] * wrong + [1] * (40 - wrong), reference
+        )
+        assert (agreement.stepped, agreement.wrong, agreement.tokens, agreement.holds) == (wrong, 0, 40, holds)
 
 
 def test_without_the_drafter_the_target_alone_is_compared(engine):

@@ -23,14 +23,15 @@ def describe_checkpoint(path: Path, block_size: int | None = None) -> dict[str, 
     """A JSON-able card. A checkpoint that cannot be used has the reason under `problems` and little else."""
     card: dict[str, Any] = {"kind": "checkpoint", "path": str(path)}
     try:
-        card["kind"] = "drafter" if _is_draft(read_config(path)) else "target"
+        card["kind"] = "drafter" if is_draft(read_config(path)) else "target"
         checkpoint = read_draft(path, block_size) if card["kind"] == "drafter" else read_target(path)
         return card | _describe(checkpoint) | {"problems": []}
     except UserError as error:
         return card | {"problems": [str(error)]}
 
 
-def _is_draft(config: Config) -> bool:
+def is_draft(config: Config) -> bool:
+    """Is this the config of a drafter, readable or not?"""
     names = config.values.get("architectures") or []
     return any(key in config for key in DRAFT_KEYS) or any("DFlash" in str(name) for name in names)
 

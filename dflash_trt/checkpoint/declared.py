@@ -6,6 +6,7 @@ with the tensors by itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -16,7 +17,9 @@ from dflash_trt.errors import UserError
 NESTED_FILE = "hf_quant_config.json"
 FLAT_KEY = "quantization_config"
 W4A4, W4A16, MIXED = "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION"
-GROUP_SIZE = 16
+NONE = "none"  # only the KV cache is quantized
+BITS, GROUP_SIZE = 4, 16
+REGEX = "re:"  # begins a pattern that is no glob
 SUPPORTED = (
     f"supported: {W4A4}, {W4A16}; make it from the unquantized checkpoint with `dflash-trt quantize`, or give that one"
 )
@@ -61,7 +64,8 @@ class Declared:
     def _algo_of(self, module: str, spelled: str) -> str | None:
         if self.algo == MIXED:
             return self.layers.get(spelled, self.layers.get(module))
-        return None if any(_match(pattern, module, spelled) for pattern in self.excluded) else self.algo
+        excluded = self.algo == NONE or any(_match(pattern, module, spelled) for pattern in self.excluded)
+        return None if excluded else self.algo
 
 
 def read_declared(config: Config) -> list[Declared]:
@@ -75,28 +79,56 @@ def read_declared(config: Config) -> list[Declared]:
         found.append(_read(read_config(file.parent, file.name).section("quantization"), "exclude_modules"))
     if FLAT_KEY in config:
         flat = config.section(FLAT_KEY)
+        if "quantization" in flat:  # ModelOpt's export of a drafter puts the nested form there
+            return [*found, _read(flat.section("quantization"), "exclude_modules")]
         method = flat.text("quant_method", "modelopt")
         if not method.startswith("modelopt"):
             raise flat.bad(f"{FLAT_KEY}.quant_method", f"{method.upper()} is not supported", SUPPORTED)
-        found.append(_read(flat, "ignore" if "ignore" in flat else "exclude_modules"))
+        keys = [key for key in ("ignore", "exclude_modules") if key in flat] or ["ignore"]
+        found += [_read(flat, key) for key in keys]  # NVIDIA's quantize_drafter.py writes both
     return found
 
 
 def _read(section: Config, exclude_key: str) -> Declared:
-    algo = section.text("quant_algo", None) or _implied(section)
+    cache = section.values.get("kv_cache_quant_algo") or section.values.get("kv_cache_scheme")
+    groups = section.section("config_groups")
+    algo = section.text("quant_algo", None) or (NONE if cache and not groups.values else _implied(section))
     layers = {}
     if algo == MIXED:
         named = section.section("quantized_layers")
         layers = {name: named.section(name).text("quant_algo") for name in named.values}
-    for name in (*layers.values(), *([algo] if algo != MIXED else [])):
+    for name in (*layers.values(), *([algo] if algo not in (MIXED, NONE) else [])):
         if name not in (W4A4, W4A16):
             raise section.bad("quant_algo", f"{name} is not supported", SUPPORTED)
     size = section.integer("group_size", GROUP_SIZE)
     if size != GROUP_SIZE:
-        raise section.bad("group_size", f"is {size}; NVFP4 has blocks of {GROUP_SIZE}")
-    cache = section.values.get("kv_cache_quant_algo") or section.values.get("kv_cache_scheme")
+        raise section.bad("group_size", f"is {size}; NVFP4 has blocks of {GROUP_SIZE}", SUPPORTED)
+    _check_groups(section)
     notes = ("a quantized KV cache is asked for; ours stays unquantized",) if cache else ()
-    return Declared(section, algo, exclude_key, section.texts(exclude_key, ()), layers, notes)
+    excluded = section.texts(exclude_key, ())
+    for pattern in excluded:
+        if pattern.startswith(REGEX) and not _compiles(pattern.removeprefix(REGEX)):
+            raise section.bad(exclude_key, f"holds {pattern!r}, which is no regular expression")
+    return Declared(section, algo, exclude_key, excluded, layers, notes)
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    return True
+
+
+def _check_groups(section: Config) -> None:
+    """`config_groups`, which transformers and vLLM may go by, must not speak of another format."""
+    groups = section.section("config_groups")
+    for name in groups.values:
+        for part in ("weights", "input_activations"):
+            numbers = groups.section(name).section(part)
+            for key, ours in (("num_bits", BITS), ("group_size", GROUP_SIZE)):
+                if (value := numbers.integer(key, ours)) != ours:
+                    raise section.bad(f"config_groups.{name}.{part}.{key}", f"is {value}, NVFP4 has {ours}", SUPPORTED)
 
 
 def _implied(section: Config) -> str:
@@ -108,5 +140,17 @@ def _implied(section: Config) -> str:
 
 
 def _match(pattern: str, module: str, spelled: str) -> bool:
-    """Consumers mount a drafter with or without the prefix `model.`, so either spelling may be meant."""
-    return any(fnmatchcase(name, pattern) for name in {module, spelled})
+    """Does a pattern mean this module, in one of the ways that TensorRT-LLM and vLLM read it?
+
+    A glob over the name or over that of a module around it; after `re:` a regular expression. Consumers mount a drafter
+    with or without the prefix `model.`, so either spelling may be meant.
+    """
+    names = {name for full in (module, spelled) for name in _with_parents(full)}
+    if pattern.startswith(REGEX):
+        return any(re.fullmatch(pattern.removeprefix(REGEX), name) for name in names)
+    return any(fnmatchcase(name, pattern.removesuffix(".*")) or fnmatchcase(name, pattern) for name in names)
+
+
+def _with_parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]

@@ -27,6 +27,7 @@ PACKED, BLOCK_SCALES, SCALAR = "U8", "F8_E4M3", "F32"
 PARTS = {"weight": PACKED, "weight_scale": BLOCK_SCALES, "weight_scale_2": SCALAR, "input_scale": SCALAR}
 SUPPORTED = "supported: NVFP4 as ModelOpt writes it; make it from the unquantized checkpoint with `dflash-trt quantize`"
 
+# Tensor names that tell of other formats, which nobody here reads.
 FORMATS = {
     "*.weight_packed": "compressed-tensors",
     "*.weight_global_scale": "compressed-tensors",
@@ -39,6 +40,7 @@ FORMATS = {
     "*.weight_scale_inv": "FP8 in blocks",
     "*.weight.absmax": "bitsandbytes",
     "*.weight.quant_map": "bitsandbytes",
+    "*.weight.quant_state.*": "bitsandbytes",
     "*_blocks": "MXFP4",
     "*.pre_quant_scale": "AWQ: scaled activations",
     "*.k_bias": "an affine KV cache",
@@ -137,8 +139,11 @@ def _packed_shapes(module: str, shape: tuple[int, ...], weight: TensorRef) -> Sh
 
 def _check_scale(ref: TensorRef, part: str, packed: bool, weight: TensorRef | None) -> None:
     if not packed:
-        found = f"{weight.name} is {weight.dtype}" if weight else "there is no weight of that name"
-        raise _bad(ref, f"is there, but {found}, not packed NVFP4 ({PACKED})", SUPPORTED)
+        if weight is None:
+            raise _bad(ref, "is there, but there is no weight of that name", "the export is incomplete; make it again")
+        if weight.dtype == PACKED:
+            raise _bad(weight, "is packed, which is read of linears alone", SUPPORTED)
+        raise _bad(ref, f"is there, but {weight.name} is {weight.dtype}, not packed NVFP4 ({PACKED})", SUPPORTED)
     if ref.dtype != PARTS[part]:
         raise _bad(ref, f"has dtype {ref.dtype}, not {PARTS[part]}", "write the scales as ModelOpt does")
     if part != "weight_scale" and ref.shape not in ((), (1,)):

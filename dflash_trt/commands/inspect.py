@@ -17,6 +17,7 @@ from rich.text import Text
 
 from dflash_trt.checkpoint import describe_checkpoint, read_header, read_tensors, scan
 from dflash_trt.errors import UserError
+from dflash_trt.sizes import format_bytes
 
 
 def inspect(
@@ -87,7 +88,7 @@ def _rows(card: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _checkpoint_rows(card: dict[str, Any]) -> Iterator[tuple[str, str]]:
     biases = [part for part in ("attention", "mlp") if card.get(f"{part}_bias")]
-    stored = ", ".join(f"{_size(count)} {dtype}" for dtype, count in card["stored_bytes"].items())
+    stored = ", ".join(f"{format_bytes(count)} {dtype}" for dtype, count in card["stored_bytes"].items())
     files = f"{len(card['files'])} files" if len(card["files"]) > 1 else card["files"][0]
     yield "family", card["family"]
     yield "weights", f"{card['parameters']:,} parameters, {stored} in {files}"
@@ -117,7 +118,7 @@ def _checkpoint_rows(card: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield (
         "KV cache",
         "\n".join(
-            f"{_size(count)} a token, {_size(count * card['max_position'])} a full sequence in {dtype}"
+            f"{format_bytes(count)} a token, {format_bytes(count * card['max_position'])} a full sequence in {dtype}"
             for dtype, count in card["cache_bytes_per_token"].items()
         ),
     )
@@ -129,7 +130,7 @@ def _nvfp4(nvfp4: dict[str, Any]) -> str:
     which = "with activations (W4A4)" if activations else "alone (W4A16)"
     if 0 < activations < weights:
         which = f"of them {activations} with activations"
-    return f"{weights} weights {which}, {_size(nvfp4['nbytes'])}, {nvfp4['of_bf16']:.1%} of bfloat16"
+    return f"{weights} weights {which}, {format_bytes(nvfp4['nbytes'])}, {nvfp4['of_bf16']:.1%} of bfloat16"
 
 
 def _runs(values: list[str]) -> Iterator[str]:
@@ -150,15 +151,7 @@ def _text(value: Any, in_bytes: bool = False) -> str:
         case None:
             return "-"
         case int() if in_bytes:
-            return _size(value)
+            return format_bytes(value)
         case float():
             return f"{value:,.10g}"
     return str(value)
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            break
-        count /= 1024
-    return f"{count:.4g} {unit}"

@@ -73,9 +73,11 @@ def _show(console: Console, verdict: Verdict) -> None:
     row("logits differ by at most", lambda half: f"{half.difference:.1e}")
     row("… of the largest logit", lambda half: f"{half.relative:.1e}")
     row("tokens compared", lambda half: str(half.tokens))
-    row("equal", lambda half: str(half.tokens - half.ties - half.wrong))
+    row("equal", lambda half: str(half.tokens - half.ties - half.wrong - half.stepped))
     row("ties", lambda half: str(half.ties))
     row("wrong", lambda half: str(half.wrong))
+    if any(half.rounded for half in halves.values()):
+        row("behind a rounding step", lambda half: str(half.stepped) if half.rounded else "-")
     row("", lambda half: "[green]agrees[/]" if half.holds else "[red]disagrees[/]")
     console.print(table)
     same = verdict.prompts - verdict.differing

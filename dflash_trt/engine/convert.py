@@ -12,6 +12,7 @@ from dflash_trt import __version__
 from dflash_trt.checkpoint import Draft, Pair, Quantization, Target, pair, read_draft, read_target
 from dflash_trt.engine.directory import staged
 from dflash_trt.engine.fingerprint import fingerprint
+from dflash_trt.engine.hardware import NVFP4
 from dflash_trt.engine.load import Engine
 from dflash_trt.engine.manifest import MAJOR, MINOR, File, Limits, Manifest, Mapping, Model, Nvfp4, WeightFile
 from dflash_trt.errors import UserError
@@ -94,12 +95,14 @@ def _max_seq_len(models: Pair, wanted: int | None) -> int:
 def _describe(models: Pair, directory: Path, dtype: str, limits: Limits) -> Manifest:
     written = sorted(path for path in directory.iterdir() if path.is_file())
     links = sorted(path for path in directory.rglob("*") if path.is_symlink())
+    target, draft = _model(models.target), _model(models.draft) if models.draft else None
     return Manifest(
         format=f"{MAJOR}.{MINOR}",
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        target=_model(models.target),
-        draft=_model(models.draft) if models.draft else None,
+        target=target,
+        draft=draft,
         dtype=dtype,
+        quantization=NVFP4 if target.nvfp4 or (draft and draft.nvfp4) else None,
         mapping=Mapping(),
         limits=limits,
         vocab=models.target.config.vocab,

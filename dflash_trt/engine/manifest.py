@@ -103,6 +103,7 @@ class Manifest:
     target: Model
     draft: Model | None
     dtype: str  # of the graphs that TensorRT compiles; those for a CPU are float32
+    quantization: str | None  # "nvfp4" if any weight is; `Model.nvfp4` says which
     mapping: Mapping
     limits: Limits
     vocab: int
@@ -120,6 +121,11 @@ class Manifest:
     def models(self) -> tuple[Model, ...]:
         """The target and, if there is one, the drafter."""
         return (self.target, self.draft) if self.draft else (self.target,)
+
+    @property
+    def rounds_activations(self) -> bool:
+        """Is the target W4A4? Then a text may change with the order of float32 sums (docs/nvfp4.md)."""
+        return bool(self.target.nvfp4 and self.target.nvfp4.activations)
 
     @property
     def given(self) -> dict[str, File]:

@@ -13,8 +13,8 @@ from dflash_trt.graph.weights import Weights
 def project(net: Net, weights: Weights, x: ir.Value, *modules: str, residual: ir.Value | None = None) -> ir.Value:
     """x [T, in] through all modules at once → their outputs side by side, [T, sum of out] (+ residual).
 
-    Unquantized weights are stacked into one product. A packed weight has a product of its own, because its global scale
-    is its own; activations that several of them scale alike are rounded once.
+    Unquantized weights are stacked into one product. A packed weight has a product of its own, for TensorRT takes 4-bit
+    constants nowhere but right before DequantizeLinear; activations that several of them scale alike are rounded once.
     """
     if not any(weights.is_packed(module) for module in modules):
         bias = weights.bias(*(f"{module}.bias" for module in modules))

@@ -16,7 +16,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir import tape
 
-OPSET = 24
+from dflash_trt.graph.function import OPSET
+
 IR_VERSION = 11  # the lowest that holds opset 24 types; ONNX Runtime and TensorRT both read it
 
 Attributes = str | int | float | Sequence[int] | Sequence[float] | ir.Graph
@@ -121,10 +122,11 @@ class Net:
         finally:
             self._tape = outer
 
-    def call(self, function: ir.Function, *inputs: ir.Value) -> ir.Value:
-        """Call a function of the model's own; it becomes part of the model."""
+    def call(self, function: ir.Function, *inputs: ir.Value, **attributes: Attributes) -> Any:
+        """Call a function of the model's own, as `op`; it becomes part of the model."""
         self._functions[function.name] = function
-        return self.op(function.name, *inputs, domain=function.domain)
+        outputs = len(function.outputs)
+        return self.op(function.name, *inputs, domain=function.domain, outputs=outputs, **attributes)
 
     def once(self, source: ir.Value, make: Callable[[], ir.Value]) -> ir.Value:
         """What `make` makes of `source`, made at the first call alone."""

@@ -13,58 +13,34 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir import tape
 
 from dflash_trt.checkpoint.nvfp4 import BLOCK, E2M1_MAX, E4M3_MAX, VALUES
-from dflash_trt.graph.net import OPSET, Net
+from dflash_trt.graph.function import Body, make_function
+from dflash_trt.graph.net import Net
 
-DOMAIN, TRT = "dflash", "trt"
+TRT = "trt"
 F8, F32 = ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT
 
 
 def unpack(net: Net, codes: ir.Value, scales: ir.Value, global_scale: ir.Value) -> ir.Value:
     """Packed bytes → weight [out, in] in the graph's dtype."""
     if net.native:
-        return net.cast(_native_weight(net.op, codes, scales, global_scale), net.dtype)
-    return net.call(_function("Nvfp4Weight", ("codes", "scales", "global_scale"), _weight), codes, scales, global_scale)
+        return _in_dtype(net, _native_weight(net.op, codes, scales, global_scale))
+    function = make_function("Nvfp4Weight", ("codes", "scales", "global_scale"), _weight)
+    return _in_dtype(net, net.call(function, codes, scales, global_scale))
 
 
 def round_rows(net: Net, x: ir.Value, global_scale: ir.Value) -> ir.Value:
     """Activations [T, in] → the nearest NVFP4 values under `global_scale`, in the graph's dtype."""
     if net.native:
-        return net.cast(_native_activation(net.op, x, global_scale), net.dtype)
-    return net.call(_function("Nvfp4Activation", ("x", "global_scale"), _activation), x, global_scale)
+        return _in_dtype(net, _native_activation(net.op, x, global_scale))
+    function = make_function("Nvfp4Activation", ("x", "global_scale"), _activation)
+    return _in_dtype(net, net.call(function, x, global_scale))
 
 
-def _function(name: str, inputs: tuple[str, ...], body: Callable[..., ir.Value]) -> ir.Function:
-    values = [ir.val(name) for name in inputs]
-    nodes = _Nodes()
-    result = body(nodes, *values)
-    graph = ir.Graph(values, [result], nodes=nodes.nodes, opset_imports={"": OPSET}, name=name)
-    return ir.Function(DOMAIN, name, graph=graph, attributes=[])
-
-
-class _Nodes:
-    """The nodes of one body."""
-
-    def __init__(self) -> None:
-        self._tape = tape.Tape()
-
-    @property
-    def nodes(self) -> list[ir.Node]:
-        return list(self._tape.nodes)
-
-    def __call__(self, op: str, *inputs: ir.Value | np.ndarray | np.generic, **attributes: int) -> ir.Value:
-        """One node; arrays become constants."""
-        values = [x if isinstance(x, ir.Value) else self._constant(np.asarray(x)) for x in inputs]
-        result = self._tape.op(op, values, attributes=attributes)
-        result.name = f"t{len(self._tape.nodes)}"
-        return result
-
-    def _constant(self, array: np.ndarray) -> ir.Value:
-        value = self._tape.op("Constant", [], attributes={"value": ir.tensor(array)})
-        value.name = f"c{len(self._tape.nodes)}"
-        return value
+def _in_dtype(net: Net, values: ir.Value) -> ir.Value:
+    """float32, as both forms compute, in the graph's dtype."""
+    return values if net.dtype == F32 else net.cast(values, net.dtype)
 
 
 def _native_weight(op: Callable[..., Any], codes: ir.Value, scales: ir.Value, global_scale: ir.Value) -> ir.Value:
@@ -79,7 +55,7 @@ def _native_activation(op: Callable[..., Any], x: ir.Value, global_scale: ir.Val
     return _native_weight(op, codes, scales, global_scale)
 
 
-def _weight(op: _Nodes, codes: ir.Value, scales: ir.Value, global_scale: ir.Value) -> ir.Value:
+def _weight(op: Body, codes: ir.Value, scales: ir.Value, global_scale: ir.Value) -> ir.Value:
     """One lookup gives both values of a byte, the low half's first."""
     byte = np.arange(256)
     pairs = np.stack([VALUES[byte & 15], VALUES[byte >> 4]], axis=-1)  # [256, 2]
@@ -89,12 +65,12 @@ def _weight(op: _Nodes, codes: ir.Value, scales: ir.Value, global_scale: ir.Valu
     return _flat(op, op("Mul", blocks, op("Unsqueeze", scale, np.array([-1]))))
 
 
-def _activation(op: _Nodes, x: ir.Value, global_scale: ir.Value) -> ir.Value:
+def _activation(op: Body, x: ir.Value, global_scale: ir.Value) -> ir.Value:
     """Round to even among the e2m1 values: multiples of 0.5 below 2, of 1 below 4, of 2 up to 6.
 
     A block whose scale underflows becomes zero, as in TensorRT-LLM's kernels.
     """
-    blocks = op("Reshape", x, np.array([0, -1, BLOCK]))
+    blocks = op("Reshape", op("Cast", x, to=int(F32)), np.array([0, -1, BLOCK]))
     amax = op("ReduceMax", op("Abs", blocks), np.array([-1]), keepdims=1)  # [T, in/16, 1]
     scale = op("Div", amax, op("Mul", global_scale, np.float32(E2M1_MAX)))
     scale = op("Min", scale, np.float32(E4M3_MAX))
@@ -109,6 +85,6 @@ def _activation(op: _Nodes, x: ir.Value, global_scale: ir.Value) -> ir.Value:
     return _flat(op, op("Mul", y, scale))
 
 
-def _flat(op: _Nodes, blocks: ir.Value) -> ir.Value:
+def _flat(op: Body, blocks: ir.Value) -> ir.Value:
     """[n, in/16, 16] → [n, in]"""
     return op("Reshape", blocks, np.array([0, -1]))

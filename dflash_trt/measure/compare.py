@@ -37,6 +37,7 @@ class Contender(EngineLane):
         super().__init__(engine, draft=True, threads=threads)
         self.name = name
         self.identity = _identity(engine, models.target)
+        self.rounds_activations = engine.manifest.rounds_activations
         self.card: dict[str, Any] = {
             "path": str(engine.path),
             "target": engine.manifest.target.name,
@@ -147,11 +148,18 @@ def _compare(base: Contender, said: Result, other: Contender, says: Result, prom
 
 def _broken(lanes: Sequence[Contender], results: Sequence[Result]) -> list[dict[str, Any]]:
     """Engines of one target that did not say the same on every prompt, in every round."""
-    groups: dict[tuple[str, ...], list[Result]] = {}
+    groups: dict[tuple[str, ...], list[tuple[Contender, Result]]] = {}
     for lane, result in zip(lanes, results, strict=True):
-        groups.setdefault(lane.identity, []).append(result)
-    counts = [([result.lane for result in group], differing(group)) for group in groups.values()]
-    return [{"engines": names, "differing": count} for names, count in counts if count]
+        groups.setdefault(lane.identity, []).append((lane, result))
+    return [
+        {
+            "engines": [lane.name for lane, _ in group],
+            "differing": count,
+            "rounds_activations": group[0][0].rounds_activations,
+        }
+        for group in groups.values()
+        if (count := differing([result for _, result in group]))
+    ]
 
 
 def labels(paths: Sequence[Path]) -> list[str]:

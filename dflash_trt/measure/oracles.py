@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from dflash_trt.checkpoint import Draft
+from dflash_trt.checkpoint import Draft, Target
 from dflash_trt.errors import UserError
+from dflash_trt.measure.rounded import round_inputs, weights
 
 INSTALL = {
     "transformers": "pip install -r requirements-dev.txt",
@@ -34,13 +34,24 @@ def load_oracle(name: str) -> ModuleType:
 
 
 class TargetOracle:
-    """The target as transformers runs it."""
+    """The target as transformers runs it; NVFP4 weights unpacked, inputs rounded where the checkpoint says so."""
 
-    def __init__(self, path: Path):
-        self._torch = load_oracle("torch")
+    def __init__(self, target: Target):
+        self._torch = torch = load_oracle("torch")
         transformers = load_oracle("transformers")
         transformers.utils.logging.disable_progress_bar()
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=self._torch.float32).eval()
+        auto = transformers.AutoModelForCausalLM
+        if target.quantization is None:
+            self.model = auto.from_pretrained(target.path, dtype=torch.float32).eval()
+            return
+        config = transformers.AutoConfig.from_pretrained(target.path)
+        del config.quantization_config  # transformers does not read ModelOpt's
+        self.model = auto.from_config(config, dtype=torch.float32).eval()
+        stored = {name: torch.from_numpy(values) for name, values in weights(target)}
+        if target.config.tie_embeddings:
+            stored["lm_head.weight"] = stored["model.embed_tokens.weight"]
+        self.model.load_state_dict(stored)
+        round_inputs(self.model, target)
 
     def read(self, text: Sequence[int]) -> tuple[np.ndarray, Any]:
         """Logits after each token, [T, V] float32, and the hidden states of every layer."""
@@ -55,12 +66,11 @@ class DraftOracle:
     def __init__(self, draft: Draft, target: TargetOracle):
         self._torch = torch = load_oracle("torch")
         self._dflash = load_oracle("dflash.model")
-        transformers, safetensors = load_oracle("transformers"), importlib.import_module("safetensors.torch")
+        transformers = load_oracle("transformers")
         config = transformers.Qwen3Config.from_pretrained(draft.path, attention_bias=draft.config.attention_bias)
         self.model = self._dflash.DFlashDraftModel(config).float().eval()
-        files = sorted({ref.file for ref in draft.tensors.values()})
-        stored = {name: tensor for file in files for name, tensor in safetensors.load_file(file).items()}
-        self.model.load_state_dict({name.removeprefix("model."): tensor.float() for name, tensor in stored.items()})
+        self.model.load_state_dict({name: torch.from_numpy(values) for name, values in weights(draft)})
+        round_inputs(self.model, draft)
         self.model.block_size = draft.config.block_size
         self._target = target.model
         self._masks = torch.full((1, draft.config.block_size - 1), draft.config.mask_token_id)

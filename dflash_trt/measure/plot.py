@@ -10,7 +10,8 @@ from dflash_trt.errors import Failure
 from dflash_trt.measure.race import Result
 
 INK, MUTED, ACCENT = "#222222", "#9aa5b1", "#2f7d4f"
-ENGINES = (MUTED, ACCENT, "#d98e32", "#3f6fb0", "#a1496b", "#59504a")  # the first is what others are compared with
+# The first is what others are compared with.
+ENGINES = (MUTED, ACCENT, "#d98e32", "#3f6fb0", "#a1496b", "#59504a", "#7fb8ad", "#c7b042", "#8d7cc3")
 SHARES = {  # of a comparison, from the finest measure to the coarsest
     "next_token_share": "same next token\non the same text",
     "position_share": "same token\nat a position",

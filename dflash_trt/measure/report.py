@@ -27,6 +27,12 @@ def make_record(results: Sequence[Result], peaks: Sequence[int | None], machine:
     }
 
 
+ROUNDING = (
+    "The target rounds its activations to 4 bits (W4A4): the last bit of a sum can decide such a rounding, "
+    "so texts may differ with the shape of a call."
+)
+
+
 def show_record(console: Console, record: dict[str, Any]) -> None:
     """One column a lane, acceptance by block position, and what it comes to."""
     lanes = record["lanes"]
@@ -48,10 +54,13 @@ def show_record(console: Console, record: dict[str, Any]) -> None:
     console.print(shares)
 
     if record["differing"]:
-        verdict = f"[red]different tokens for {record['differing']} of {record['prompts']} prompts[/]"
+        colour = "yellow" if record["rounds_activations"] else "red"
+        verdict = f"[{colour}]different tokens for {record['differing']} of {record['prompts']} prompts[/{colour}]"
     else:
         verdict = f"[green]same tokens for all {record['prompts']} prompts[/]"
     console.print(f"DFlash is [bold]{record['ratio']:.2f}x[/] as fast as the target alone; {verdict}.")
+    if record["differing"] and record["rounds_activations"]:
+        console.print(f"[yellow]{ROUNDING}[/]")
     if why := busy(record["machine"]):
         console.print(f"[yellow]Do not rely on the speeds: {why}.[/]")
 
@@ -90,7 +99,10 @@ def show_comparison(console: Console, record: dict[str, Any]) -> None:
     for entry in record["broken"]:
         who = " and ".join(map(escape, entry["engines"]))
         trouble = f"different tokens for {entry['differing']} of {record['prompts']} prompts"
-        console.print(f"[red]{trouble} under one target: {who}.[/]")
+        if entry["rounds_activations"]:
+            console.print(f"[yellow]{trouble} under one target: {who}. {ROUNDING}[/]")
+        else:
+            console.print(f"[red]{trouble} under one target: {who}.[/]")
     if not record["broken"] and any(entry["same_target"] for entry in comparisons):
         console.print(f"[green]Engines of one target gave the same tokens for all {record['prompts']} prompts.[/]")
     if why := busy(record["machine"]):

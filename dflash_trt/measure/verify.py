@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dflash_trt.checkpoint import Pair, pair, read_draft, read_target
 from dflash_trt.engine import Engine
+from dflash_trt.errors import UserError
 from dflash_trt.measure.agreement import Agreement
 from dflash_trt.measure.oracles import DraftOracle, TargetOracle
 from dflash_trt.measure.transcript import RecordingSession
@@ -47,17 +48,26 @@ def verify(
 ) -> Verdict:
     """Continue `prompts` (token ids) greedily and compare.
 
-    `draft`: the engine with its drafter, or its autoregressive baseline. Raises UserError if a reference is absent.
+    `draft`: the engine with its drafter, or its autoregressive baseline. Raises UserError if a reference is
+    absent or the target is W4A4.
     """
+    if engine.manifest.rounds_activations:
+        raise UserError(
+            "the target rounds its activations to 4 bits (W4A4), which no reference can be compared with over a text",
+            where=engine.path,
+            fix="compare engines with `bench --compare`; docs/nvfp4.md says why, and what was compared",
+        )
     models = read_pair(engine, draft=draft)
     progress("loading the references", 0)
-    target = TargetOracle(models.target.path)
+    target = TargetOracle(models.target)
     drafter = DraftOracle(models.draft, target) if models.draft else None
     built = engine.limits
     limits = Limits(built.max_batch, built.max_seq_len, built.block_size if draft else 1, built.max_query)
     progress("answering all prompts at once", 0)
     answers = answer_together(OrtSession(engine.graph(draft=draft), limits), prompts, max_new_tokens)
-    verdict = Verdict(len(prompts), draft=Agreement() if drafter else None)
+    quantization = models.draft.quantization if models.draft else None
+    rounded = bool(quantization and any(quantization.packed.values()))
+    verdict = Verdict(len(prompts), draft=Agreement(rounded=rounded) if drafter else None)
     with tempfile.TemporaryDirectory() as folder:
         session = RecordingSession(models, Path(folder), limits)
         for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):

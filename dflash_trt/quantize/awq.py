@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dflash_trt.checkpoint import read_tensors
-from dflash_trt.errors import UserError
 from dflash_trt.progress import Progress
-from dflash_trt.quantize.calibrate import TARGET, run_calibration
+from dflash_trt.quantize.calibrate import TARGET, calibrate
 from dflash_trt.quantize.modelopt import load, quiet
 from dflash_trt.quantize.plan import Plan
+from dflash_trt.quantize.resume import resumable
 from dflash_trt.quantize.write import Written
 
 TOKENIZER = (
@@ -29,22 +29,17 @@ TOKENIZER = (
 
 
 def export_awq(plan: Plan, output: Path, texts: Sequence[Sequence[int]], force: bool, progress: Progress) -> Written:
-    """Calibrate the target of `plan` and have ModelOpt write it to `output`, whole or not at all."""
-    staged = output.with_name(f".{output.name}.exporting")
-    pair, _ = run_calibration({TARGET: plan}, plan.source, None, texts, progress=progress)
+    """Calibrate the target of `plan` and have ModelOpt write it to `output`, whole or not at all.
+
+    What `force` replaces goes when its replacement is complete.
+    """
+    pair, _ = calibrate({TARGET: plan}, plan.source, None, texts, progress=progress)
     progress("writing", 0)
-    try:
+    with resumable(output, f"{plan.preset}", source=plan.source, force=force) as work:  # from the start, each time
         with quiet():
-            load("modelopt.torch.export").export_hf_checkpoint(pair.target.model, export_dir=str(staged))
+            load("modelopt.torch.export").export_hf_checkpoint(pair.target.model, export_dir=str(work.folder))
         for pattern in TOKENIZER:
             for file in plan.source.glob(pattern):
-                shutil.copyfile(file, staged / file.name)
-        if output.exists():
-            if not force:
-                raise UserError("a quantized checkpoint exists", where=output, fix="pass --force to replace it")
-            shutil.rmtree(output)
-        staged.rename(output)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+                shutil.copyfile(file, work.folder / file.name)
     before, after = (sum(ref.nbytes for ref in read_tensors(folder).values()) for folder in (plan.source, output))
     return Written(output, (), before, after, resumed=0)

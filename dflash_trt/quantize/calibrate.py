@@ -13,11 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoint import Draft
+from dflash_trt.checkpoint import Draft, read_tensors
+from dflash_trt.checkpoint.stack import FLOATS
 from dflash_trt.errors import UserError
 from dflash_trt.progress import Progress, silent
 from dflash_trt.quantize.modelopt import Probe, load, measure, probe
-from dflash_trt.quantize.plan import FLOATS, Amax, Plan
+from dflash_trt.quantize.plan import Amax, Plan
 from dflash_trt.quantize.source import find_amax
 from dflash_trt.quantize.target_model import TargetModel, check_fits
 
@@ -38,50 +39,47 @@ def calibrate(
     *,
     seed: int = 0,
     progress: Progress = silent,
-) -> dict[str, dict[str, Amax]]:
-    """Amax of every module of the plans, by role ("target", "draft"). All plans are of one preset.
-
-    `draft` is needed if its plan is there. Raises UserError for a pair that does not fit, Failure for modules that no
-    text reached.
-    """
-    return run_calibration(plans, target, draft, texts, seed=seed, progress=progress)[1]
-
-
-def run_calibration(
-    plans: Mapping[str, Plan],
-    target: Path,
-    draft: Draft | None,
-    texts: Sequence[Sequence[int]],
-    *,
-    seed: int = 0,
-    progress: Progress = silent,
 ) -> tuple[Models, dict[str, dict[str, Amax]]]:
-    """The same, with the models as ModelOpt left them."""
+    """The models as ModelOpt left them, and the amax of every module of the plans, by role ("target", "draft").
+
+    `draft` is needed if its plan is there. Plans whose presets share an algorithm are calibrated in one pass. Raises
+    UserError for a pair that does not fit, Failure for modules that no text reached.
+    """
     if draft:
         check_fits(draft.config, target)
-    _check_finite(plans, progress)
+    _check_finite(plans, target, progress)
     torch = load("torch")
     progress("loading the models", 0)
     pair = Models(target, draft if DRAFT in plans else None, seed)
     if (largest := max(max(ids) for ids in texts)) >= pair.target.vocab:
         what = f"the tokenizer makes token {largest}, the embedding has {pair.target.vocab} rows"
         raise UserError(what, where=target, fix="give the target with its own tokenizer")
-    planned = torch.nn.ModuleDict({role: pair.models[role] for role in plans})
-    names = {name for name, _ in planned.named_modules()}
-    probes = [p for role, plan in plans.items() for p in _probes(role, plan, names)]
-    head = any(linear.module.endswith("lm_head") for plan in plans.values() for linear in plan.linears)
+    found = {}
+    for passed in _passes(plans):
+        planned = torch.nn.ModuleDict({role: pair.models[role] for role in passed})
+        names = {name for name, _ in planned.named_modules()}
+        probes = [p for role, plan in passed.items() for p in _probes(role, plan, names)]
+        head = any(linear.module.endswith("lm_head") for plan in passed.values() for linear in plan.linears)
 
-    def forward() -> None:
-        pair.begin()
-        for number, ids in enumerate(texts):
-            progress("calibrating", number / len(texts))
-            pair.read(torch.tensor(ids), head=head)
+        def forward(drafts: bool = DRAFT in passed, head: bool = head) -> None:
+            pair.begin()
+            for number, ids in enumerate(texts):
+                progress("calibrating", number / len(texts))
+                pair.read(torch.tensor(ids), head=head, drafts=drafts)
 
-    amaxes = iter(measure(planned, probes, next(iter(plans.values())).preset, forward))
-    return pair, {
-        role: _tie_inputs(plan, {linear.module: next(amaxes) for linear in plan.linears})
-        for role, plan in plans.items()
-    }
+        amaxes = iter(measure(planned, probes, next(iter(passed.values())).preset.algorithm, forward))
+        for role, plan in passed.items():
+            found[role] = _tie_inputs(plan, {linear.module: next(amaxes) for linear in plan.linears})
+    return pair, found
+
+
+def _passes(plans: Mapping[str, Plan]) -> list[dict[str, Plan]]:
+    """Plans by algorithm, of which ModelOpt takes one at a time. The drafter's comes first: it reads the features of a
+    target that nothing has been done to."""
+    passes: dict[str, dict[str, Plan]] = {}
+    for role, plan in sorted(plans.items()):
+        passes.setdefault(plan.preset.algorithm, {})[role] = plan
+    return list(passes.values())
 
 
 class Models:
@@ -99,11 +97,11 @@ class Models:
 
     def begin(self) -> None:
         """Every pass over the texts samples the same anchors."""
-        self._random = load("torch").Generator().manual_seed(self._seed)
+        self._random = load("torch").Generator().manual_seed(self._seed % 2**64)
 
-    def read(self, ids: Any, *, head: bool) -> None:
-        features = self.target.read(ids, self._taps, head=head)
-        if self.draft is None or len(ids) < 2:
+    def read(self, ids: Any, *, head: bool, drafts: bool) -> None:
+        features = self.target.read(ids, self._taps if drafts else (), head=head)
+        if self.draft is None or not drafts or len(ids) < 2:
             return
         torch = load("torch")
         config, dtype = self.draft.config, self.draft.fc.weight.dtype
@@ -144,9 +142,11 @@ def _tie_inputs(plan: Plan, amaxes: dict[str, Amax]) -> dict[str, Amax]:
     return {linear.module: replace(amaxes[linear.module], input=largest.get(linear.group)) for linear in plan.linears}
 
 
-def _check_finite(plans: Mapping[str, Plan], progress: Progress) -> None:
+def _check_finite(plans: Mapping[str, Plan], target: Path, progress: Progress) -> None:
     """NaN and Inf are told by the tensor's name here; ModelOpt would stop at an assertion."""
     refs = [ref for plan in plans.values() for ref in (*(linear.ref for linear in plan.linears), *plan.copied)]
+    if TARGET not in plans:
+        refs += read_tensors(target).values()
     for number, ref in enumerate(refs):
         progress("checking weights", number / len(refs))
         if ref.dtype in FLOATS:

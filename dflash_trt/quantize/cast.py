@@ -23,13 +23,16 @@ from dflash_trt.quantize.source import slices
 
 NAN = 255  # e8m0
 ZERO = 0  # e8m0's smallest, 2^-127: writers give it to blocks of zeros
+SQUARES = np.square(nvfp4.VALUES[np.arange(256) & 15]) + np.square(nvfp4.VALUES[np.arange(256) >> 4])  # of a byte
+ROWS = 64  # of an expert at once, where values are computed: its floats would be eight times its bytes
 
 
 def cast(linear: Linear, scales: Scales, writer: ShardWriter) -> Layer:
     """Cast one tensor into `writer`, expert by expert; the weights decide about the global scale."""
     e8m0 = _load_scales(linear)
     k_max = mxfp4.largest_exponent(e8m0)
-    power = error = 0.0
+    scale = mxfp4.nvfp4_scale(k_max)
+    error = 0.0
     outside = changed = 0
     codes_slot, scale_slot, *_ = slots(linear, activations=False)
     for blocks, exponents in zip(_experts(linear.ref), e8m0, strict=True):
@@ -38,10 +41,9 @@ def cast(linear: Linear, scales: Scales, writer: ShardWriter) -> Layer:
         writer.write(scale_slot.name, mxfp4.transpose_bytes(done.scales))
         outside, changed = outside + done.out_of_window, changed + done.changed
         if done.changed:
-            exact = mxfp4.decode(blocks, exponents).astype(np.float64)
-            power += float(np.square(exact).sum())
-            error += float(np.square(exact - nvfp4.decode(done.codes, done.scales, mxfp4.nvfp4_scale(k_max))).sum())
-    scale = mxfp4.nvfp4_scale(k_max)
+            error += _error(blocks, exponents, done, scale)
+    # Of all weights, which only a tensor that lost something is read again for.
+    power = sum(map(_power, _experts(linear.ref), e8m0)) if error else 0.0
     amax = float(scale) * nvfp4.E2M1_MAX * nvfp4.E4M3_MAX
     write_global(linear, dataclasses.replace(scales, weight=scale), writer)
     used = e8m0[e8m0 > ZERO]
@@ -65,6 +67,29 @@ def _load_scales(linear: Linear) -> np.ndarray:
         what = f"{linear.scales.name} holds {len(bad)} NaN, the first at {bad[0].tolist()}"
         raise UserError(what, where=linear.scales.file, fix="the checkpoint is damaged; download it again")
     return scales
+
+
+def _error(blocks: np.ndarray, exponents: np.ndarray, done: mxfp4.Cast, scale: np.float32) -> float:
+    """The sum of an expert's squared differences."""
+    total = 0.0
+    for rows in _rows(blocks):
+        lost = mxfp4.decode(blocks[rows], exponents[rows]).astype(np.float64)
+        lost -= nvfp4.decode(done.codes[rows], done.scales[rows], scale)
+        total += float(np.square(lost).sum())
+    return total
+
+
+def _power(blocks: np.ndarray, exponents: np.ndarray) -> float:
+    """The sum of an expert's squared values."""
+    total = 0.0
+    for rows in _rows(blocks):
+        units = SQUARES[blocks[rows]].sum(-1, dtype=np.float64)  # [rows, n]
+        total += float(np.ldexp(units, 2 * (exponents[rows].astype(np.int32) - mxfp4.BIAS)).sum())
+    return total
+
+
+def _rows(blocks: np.ndarray) -> Iterator[slice]:
+    return (slice(begin, begin + ROWS) for begin in range(0, len(blocks), ROWS))
 
 
 def _experts(ref: TensorRef) -> Iterator[np.ndarray]:

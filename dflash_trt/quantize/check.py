@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
 
 from dflash_trt.checkpoint.config import read_json
+from dflash_trt.checkpoint.declared import FLAT_KEY, NESTED_FILE, W4A4
 from dflash_trt.checkpoint.model import TensorRef
 from dflash_trt.checkpoint.scan import scan
 from dflash_trt.checkpoint.weights import load_tensor, read_tensors
 from dflash_trt.errors import Failure
-from dflash_trt.quantize.config import FLAT, NESTED, W4A4
 from dflash_trt.quantize.pack import slots
 from dflash_trt.quantize.plan import Plan
 from dflash_trt.quantize.ties import groups
@@ -48,14 +49,15 @@ def _check_scales(plan: Plan, tensors: Mapping[str, TensorRef], directory: Path)
 
 
 def _check_configs(plan: Plan, directory: Path) -> None:
-    nested, flat = read_json(directory / NESTED)["quantization"], read_json(directory / "config.json")[FLAT]
+    nested, flat = read_json(directory / NESTED_FILE)["quantization"], read_json(directory / "config.json")[FLAT_KEY]
     said = nested["quant_algo"], nested["exclude_modules"], nested["group_size"]
     if said != (flat["quant_algo"], flat["ignore"], flat["group_size"]):
-        raise _failure(f"{NESTED} and config.json differ", directory)
+        raise _failure(f"{NESTED_FILE} and config.json differ", directory)
     if (nested["quant_algo"] == W4A4) != plan.preset.activations:
         raise _failure(f"quant_algo is {nested['quant_algo']}", directory)
-    if both := sorted({linear.module for linear in plan.linears} & {*nested["exclude_modules"]}):
-        raise _failure(f"{both[0]} is packed and in exclude_modules", directory)
+    for linear in plan.linears:
+        if by := next((glob for glob in nested["exclude_modules"] if fnmatchcase(linear.module, glob)), None):
+            raise _failure(f"{linear.module} is packed and in exclude_modules (by {by})", directory)
 
 
 def _failure(what: str, directory: Path) -> Failure:

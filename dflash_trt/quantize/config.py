@@ -2,6 +2,9 @@
 
 `hf_quant_config.json` (nested) is what TensorRT-LLM and SGLang read first; `quantization_config` in config.json (flat)
 is what transformers and vLLM look at. Both are those of ModelOpt 0.47.
+
+W4A4 is read everywhere. W4A16 is read by vLLM and TensorRT-LLM since mid 2026 only: TensorRT-LLM 1.2 does not know the
+name, and SGLang builds its W4A4 layers for any NVFP4 algorithm.
 """
 
 from __future__ import annotations
@@ -11,11 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from dflash_trt import __version__
+from dflash_trt.checkpoint.declared import W4A4, W4A16
 from dflash_trt.checkpoint.nvfp4 import BLOCK
-
-NESTED = "hf_quant_config.json"
-FLAT = "quantization_config"
-W4A4, W4A16 = "NVFP4", "W4A16_NVFP4"
 
 
 def quant_configs(

@@ -7,20 +7,23 @@ checkpoint is complete, until all are; the same command goes on from there.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoint import read_draft
-from dflash_trt.errors import UserError
+from dflash_trt.checkpoint import Draft, read_draft
+from dflash_trt.checkpoint.card import is_draft
+from dflash_trt.checkpoint.config import read_config
+from dflash_trt.errors import Failure, UserError
 from dflash_trt.progress import Progress, silent
 from dflash_trt.quantize.calibrate import DRAFT, TARGET, calibrate, needs_calibration
 from dflash_trt.quantize.modelopt import check_device, load
-from dflash_trt.quantize.plan import Amax, Plan, make_plan
+from dflash_trt.quantize.plan import Plan, make_plan
 from dflash_trt.quantize.presets import Preset
 from dflash_trt.quantize.report import describe, save_report
-from dflash_trt.quantize.resume import check_place
+from dflash_trt.quantize.resume import AGAIN, check_place
 from dflash_trt.quantize.state import State, fingerprint
 from dflash_trt.quantize.target_model import load_tokenizer
 from dflash_trt.quantize.text import BUILTIN, encode_samples, read_samples
@@ -34,7 +37,7 @@ OWNERS = {"fc": DRAFT, "lm_head": TARGET}  # whose checkpoint has a module that 
 class Settings:
     """What the command line says beside the paths."""
 
-    preset: Preset
+    presets: Mapping[str, Preset]  # by role
     include: tuple[str, ...] = ()
     calib: str = BUILTIN
     samples: int = 64
@@ -60,13 +63,15 @@ def quantize(
     `output`. Raises UserError for whatever cannot be done, Failure if calibration does not reach a module.
     """
     plans = {
-        role: make_plan(path, settings.preset, _include(role, sources, settings)) for role, path in sources.items()
+        role: make_plan(path, settings.presets[role], _include(role, sources, settings))
+        for role, path in sources.items()
     }
+    draft = _check_sources(sources, settings)
     _check(plans, settings)
-    calibrated = settings.input_amax is None and any(map(needs_calibration, plans.values()))
-    reads = _check_calibration(settings, target, progress) if calibrated else None  # the target that calibration reads
+    unknown = settings.input_amax is None
+    calibrated = {role: plan for role, plan in plans.items() if unknown and needs_calibration(plan)}
+    reads = _check_calibration(calibrated, target, progress) if calibrated else None  # the target that it reads
     texts = _read_texts(reads, settings, progress) if reads else []
-    draft = read_draft(sources[DRAFT], settings.block_size) if calibrated and DRAFT in plans else None
 
     job = fingerprint(plans, reads, texts, settings)
     state = State.read(output, job)
@@ -74,20 +79,21 @@ def quantize(
         if role not in state.written:
             _check_place(output / role, plan.source, settings.force)
     with _folder(output):
-        if settings.preset.algorithm == AWQ:
+        if TARGET in plans.keys() - state.written.keys() and plans[TARGET].preset.algorithm == AWQ:
             from dflash_trt.quantize.awq import export_awq
 
             state.written[TARGET] = export_awq(plans[TARGET], output / TARGET, texts, settings.force, progress)
-        elif reads and state.amax is None and plans.keys() - state.written.keys():
-            state.amax = calibrate(plans, reads, draft, texts, seed=settings.seed, progress=progress)
+            state.save()
+        asked = {role: plan for role, plan in calibrated.items() if role not in state.written}
+        if reads and state.amax is None and asked:
+            _, state.amax = calibrate(asked, reads, draft, texts, seed=settings.seed, progress=progress)
         state.save()
         for role in sorted(plans):  # the drafter, which is small, first
             if role not in state.written:
-                state.written[role] = _write(role, plans[role], output, state.amax, settings, progress)
-                state.save()
+                state.written[role] = _write(role, plans[role], output, state, settings, progress)
         text = {"text": settings.calib, "texts": len(texts), "tokens": sum(map(len, texts)), "seed": settings.seed}
         records = {
-            role: describe(plan, state.written[role], calibration=text if calibrated else None,
+            role: describe(role, plan, state.written[role], calibration=text if role in calibrated else None,
                            input_amax=settings.input_amax)
             for role, plan in plans.items()
         }  # fmt: skip
@@ -100,14 +106,19 @@ def _write(
     role: str,
     plan: Plan,
     output: Path,
-    amax: Mapping[str, Mapping[str, Amax]] | None,
+    state: State,
     settings: Settings,
     progress: Progress,
 ) -> Written:
+    def finish(written: Written) -> None:
+        state.written[role] = written
+        state.save()  # before the checkpoint has its name: a kill in between must not make it a stranger's
+
     return write_checkpoint(
         plan,
         output / role,
-        amax[role] if amax else None,
+        state.amax.get(role) if state.amax else None,
+        finishing=finish,
         input_amax=settings.input_amax if plan.preset.activations else None,
         force=settings.force,
         shard_bytes=settings.shard_bytes,
@@ -120,29 +131,36 @@ def _include(role: str, sources: Mapping[str, Path], settings: Settings) -> Sequ
     return [name for name in settings.include if OWNERS.get(name, role) == role or OWNERS[name] not in sources]
 
 
+def _check_sources(sources: Mapping[str, Path], settings: Settings) -> Draft | None:
+    """Refuse what no engine could be made of, however it were quantized. Targets may be of any family."""
+    if TARGET in sources and is_draft(read_config(sources[TARGET])):
+        raise UserError("this is a drafter", where=f"--target {sources[TARGET]}", fix="pass it as --draft")
+    return read_draft(sources[DRAFT], settings.block_size) if DRAFT in sources else None
+
+
 def _check(plans: Mapping[str, Plan], settings: Settings) -> None:
-    preset = settings.preset
-    check_device(preset)
-    if preset.algorithm == AWQ and DRAFT in plans:
-        raise UserError(f"{preset.name} is for targets alone", where="--draft", fix="pass --target-only")
-    experts = (linear for plan in plans.values() for linear in plan.linears if ".experts." in linear.module)
-    if preset.algorithm == "mse" and (expert := next(experts, None)):
-        fix = "choose nvfp4 or nvfp4-experts"
-        raise UserError(f"{preset.name} does not search in experts", where=expert.module, fix=fix)
-    if settings.input_amax is None:
-        return
-    if preset.algorithm != "max":
-        fix = "leave it out, or choose nvfp4"
-        raise UserError(f"{preset.name} calibrates the inputs itself", where="--input-amax", fix=fix)
-    if not preset.activations:
-        raise UserError(f"{preset.name} leaves inputs as they are", where="--input-amax", fix="leave it out")
+    for plan in plans.values():
+        check_device(plan.preset)
+        experts = (linear.module for linear in plan.linears if ".experts." in linear.module)
+        if plan.preset.algorithm == "mse" and (expert := next(experts, None)):
+            fix = "choose nvfp4 or nvfp4-experts"
+            raise UserError(f"{plan.preset.name} does not search in experts", where=expert, fix=fix)
+        if settings.input_amax is not None and plan.preset.algorithm != "max":
+            fix = "leave it out, or choose nvfp4"
+            raise UserError(f"{plan.preset.name} calibrates the inputs itself", where="--input-amax", fix=fix)
+    if DRAFT in plans and (preset := plans[DRAFT].preset).algorithm == AWQ:
+        fix = "pass --draft-preset nvfp4-mlp, or --target-only"
+        raise UserError(f"{preset.name} is for targets alone", where="--draft", fix=fix)
+    if settings.input_amax is not None and not any(plan.preset.activations for plan in plans.values()):
+        name = next(iter(plans.values())).preset.name
+        raise UserError(f"{name} leaves inputs as they are", where="--input-amax", fix="leave it out")
 
 
-def _check_calibration(settings: Settings, target: Path | None, progress: Progress) -> Path:
+def _check_calibration(plans: Mapping[str, Plan], target: Path | None, progress: Progress) -> Path:
     if target is None:
         raise UserError(
             "calibration needs the target: a drafter reads its features",
-            where=f"--preset {settings.preset.name}",
+            where=f"preset {next(iter(plans.values())).preset.name}",
             fix="pass --target, or --input-amax to do without, or choose nvfp4-weight-only",
         )
     progress("loading ModelOpt", 0)
@@ -162,8 +180,9 @@ def _read_texts(target: Path, settings: Settings, progress: Progress) -> list[li
 
 def _check_place(output: Path, source: Path, force: bool) -> None:
     """The writer would find the same, but after calibration."""
-    if output.parent.exists() and not output.parent.is_dir():
-        raise UserError("not a folder", where=output.parent, fix="choose another --output")
+    for folder in (output.parent, output.parent.parent):
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise UserError("not a folder", where=folder, fix="choose another --output")
     check_place(output, source, force)
 
 
@@ -177,7 +196,9 @@ def _folder(output: Path) -> Iterator[None]:
         raise UserError("no such folder", where=output.parent, fix=fix) from None
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             output.rmdir()
+        if isinstance(error, OSError):  # a full disk tells no name
+            raise Failure(f"{error.strerror or error} — {error.filename or output} — {AGAIN}") from error
         raise

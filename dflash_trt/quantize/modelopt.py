@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import io
 import logging
-import math
 import re
 import sys
 import warnings
@@ -96,7 +95,7 @@ def probe(modules: Container[str], module: str, name: str, *, weight: bool, inpu
     return Probe(module, quantizer if weight else None, f"{stem}input_quantizer" if input else None, rows)
 
 
-def measure(model: Any, probes: Sequence[Probe], preset: Preset, forward: Callable[[], None]) -> list[Amax]:
+def measure(model: Any, probes: Sequence[Probe], algorithm: str, forward: Callable[[], None]) -> list[Amax]:
     """Let ModelOpt calibrate the probed modules of `model`; `forward` runs all text through it. One amax a probe.
 
     The algorithm `mse`, which also hands over the amax it chose for each block, has never been run: it needs CUDA.
@@ -105,17 +104,17 @@ def measure(model: Any, probes: Sequence[Probe], preset: Preset, forward: Callab
     mtq = load("modelopt.torch.quantization")
     try:
         with quiet():
-            mtq.quantize(model, _config(probes, preset), lambda _: forward())
-    except AssertionError as error:  # its answer to NaN
-        fix = "is a weight NaN, or does a layer overflow? `dflash-trt inspect --scan` tells"
-        raise Failure(f"ModelOpt stopped calibrating: {error} — {fix}") from None
-    if preset.algorithm in ONLY_MODELOPTS:
+            mtq.quantize(model, _config(probes, algorithm), lambda _: forward())
+    except AssertionError as error:  # its answer to NaN and Inf
+        fix = "all weights are finite, so a layer overflows: calibrate a bfloat16 or float32 checkpoint"
+        raise Failure(f"ModelOpt stopped calibrating, an activation is not finite: {error} — {fix}") from None
+    if algorithm in ONLY_MODELOPTS:
         return [Amax()] * len(probes)
     modules = dict(model.named_modules())
-    return [_read(p, modules, preset) for p in probes]
+    return [_read(p, modules, algorithm) for p in probes]
 
 
-def _config(probes: Sequence[Probe], preset: Preset) -> dict[str, Any]:
+def _config(probes: Sequence[Probe], algorithm: str) -> dict[str, Any]:
     """Exactly the probed quantizers, all others off. The patterns are whole names, but for the numbers of experts: a
     pattern each would be matched against every other's quantizer."""
 
@@ -123,25 +122,23 @@ def _config(probes: Sequence[Probe], preset: Preset) -> dict[str, Any]:
         sizes = {-1: BLOCK, "type": kind, "scale_bits": E4M3}
         return {"quantizer_name": name, "cfg": {"num_bits": E2M1, "block_sizes": sizes}}
 
-    kind = "dynamic" if preset.algorithm in ONLY_MODELOPTS else "static"
+    kind = "dynamic" if algorithm in ONLY_MODELOPTS else "static"
     weights = [entry(name, kind) for name in dict.fromkeys(_NUMBER.sub("s.*", p.weight or "") for p in probes) if name]
     inputs = [entry(name, "dynamic") for name in dict.fromkeys(p.input for p in probes) if name]
     off = {"quantizer_name": "*", "enable": False}
-    return {"quant_cfg": [off, *weights, *inputs], "algorithm": ALGORITHMS.get(preset.algorithm, preset.algorithm)}
+    return {"quant_cfg": [off, *weights, *inputs], "algorithm": ALGORITHMS.get(algorithm, algorithm)}
 
 
-def _read(probe: Probe, modules: Mapping[str, Any], preset: Preset) -> Amax:
+def _read(probe: Probe, modules: Mapping[str, Any], algorithm: str) -> Amax:
     weight = block = seen = None
     if probe.weight:
         quantizer = modules[probe.weight]
         weight = float(quantizer.amax.max())  # of the blocks' amaxes
-        if preset.algorithm == "mse":
+        if algorithm == "mse":
             block, weight = quantizer.amax.reshape(probe.rows, -1).cpu().numpy(), float(quantizer.global_amax)
     if probe.input:
-        amax = getattr(modules[probe.input], "amax", None)
-        seen = math.nan if amax is None else float(amax.max())
-        if not (math.isfinite(seen) and seen > 0):
-            found = "no text reached it" if amax is None else f"its inputs have amax {seen:g}"
+        if (amax := getattr(modules[probe.input], "amax", None)) is None:
             fix = "give other text with --calib, or one amax for all inputs with --input-amax"
-            raise Failure(f"{probe.module} could not be calibrated: {found} — {fix}")
+            raise Failure(f"{probe.module} could not be calibrated: no text reached it — {fix}")
+        seen = float(amax.max())
     return Amax(weight, seen, block)

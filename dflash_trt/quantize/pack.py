@@ -107,4 +107,5 @@ def _matrices(linear: Linear) -> Iterator[np.ndarray]:
 
 def _power(values: np.ndarray) -> float:
     flat = values.reshape(-1)
-    return float(np.einsum("i,i->", flat, flat))  # one thread, whatever BLAS would start
+    power = float(np.einsum("i,i->", flat, flat))  # one thread, whatever BLAS would start
+    return power if 1e-20 < power < np.inf else float(np.square(flat, dtype=np.float64).sum())  # out of float32's range

@@ -7,22 +7,19 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from dflash_trt.checkpoint.config import Config
+from dflash_trt.checkpoint.declared import FLAT_KEY, NESTED_FILE
 from dflash_trt.checkpoint.model import TensorRef
+from dflash_trt.checkpoint.quantized import FORMATS
 from dflash_trt.errors import UserError
 
+BLOCKS = "*_blocks"  # MXFP4's, which can be cast
 # The first pattern that fits tells the format.
 TENSORS = {
     "*weight_scale_2": "NVFP4",
-    "*.weight_packed": "compressed-tensors",
-    "*.weight_scale_inv": "FP8 in blocks",
-    "*.weight_scale": "FP8 or INT8",
-    "*.qweight": "GPTQ or AWQ",
-    "*.qzeros": "GPTQ or AWQ",
-    "*.absmax": "bitsandbytes",
-    "*.weight.quant_state.*": "bitsandbytes",
+    **{pattern: form for pattern, form in FORMATS.items() if pattern != BLOCKS},
+    "*.weight_scale": "FP8, INT8 or MXFP4",
 }
 FP8 = ("F8_E4M3", "F8_E5M2")
-FILE = "hf_quant_config.json"
 MXFP4 = "mxfp4"
 
 
@@ -30,20 +27,20 @@ def find_packed(source: Path, config: Config, tensors: Mapping[str, TensorRef]) 
     """Blocks of MXFP4 experts by name → their scales; empty for plain weights. Raises UserError for other formats."""
     for pattern, form in TENSORS.items():
         if names := sorted(name for name in tensors if fnmatchcase(name, pattern)):
-            raise _refusal(f"{names[0]} is there: the weights are {form}", tensors[names[0]].file)
+            raise _refusal(f"tensor {names[0]} tells of {form}", tensors[names[0]].file)
     for name, ref in sorted(tensors.items()):
         if ref.dtype in FP8:
             raise _refusal(f"{name} has dtype {ref.dtype}: the weights are FP8", ref.file)
-    for key in ("quantization_config", "compression_config"):
+    for key in (FLAT_KEY, "compression_config"):
         method = config.section(key).values.get("quant_method", "unknown") if key in config else MXFP4
         if method != MXFP4:
             raise _refusal(f"{key} names {method!r}", config.file)
-    if (source / FILE).exists():
-        raise _refusal(f"{FILE} is there", source)
+    if (source / NESTED_FILE).exists():
+        raise _refusal(f"{NESTED_FILE} is there", source)
     blocks = {name: ref for name, ref in sorted(tensors.items()) if name.endswith("_proj_blocks")}
-    if not blocks and "quantization_config" in config:
+    if not blocks and FLAT_KEY in config:
         fix = "remove the key if the weights were unpacked, or download again"
-        raise UserError(f"quantization_config names {MXFP4!r}, but no tensor is packed", where=config.file, fix=fix)
+        raise UserError(f"{FLAT_KEY} names {MXFP4!r}, but no tensor is packed", where=config.file, fix=fix)
     return {name: _scales(ref, tensors) for name, ref in blocks.items()}
 
 

@@ -14,14 +14,16 @@ import numpy as np
 from dflash_trt.checkpoint.config import Config, read_config
 from dflash_trt.checkpoint.model import TensorRef
 from dflash_trt.checkpoint.nvfp4 import BLOCK
+from dflash_trt.checkpoint.stack import FLOATS
 from dflash_trt.checkpoint.weights import read_tensors
 from dflash_trt.errors import UserError
 from dflash_trt.quantize.packed import find_packed
 from dflash_trt.quantize.presets import GROUPS, ON_REQUEST, PRESETS, Preset
 
-FLOATS = ("BF16", "F16", "F32")
 LAYER = re.compile(r"(?:model\.)?layers\.\d+\.")
-FUSED = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")  # all experts of gpt-oss in one tensor, [E, in, out]
+# All experts of a layer in one tensor, and its axis that is hidden_size wide in gpt-oss's layout, [E, in, out]. Other
+# families (Qwen3-MoE in transformers 5) have [E, out, in] under the same names.
+FUSED = {"mlp.experts.gate_up_proj": 1, "mlp.experts.down_proj": 2}
 Kind = Literal["linear", "experts", "mxfp4"]
 
 
@@ -78,18 +80,21 @@ def make_plan(source: Path, preset: Preset, include: Sequence[str] = ()) -> Plan
     mxfp4 = find_packed(source, config, tensors)
     if mxfp4 and not preset.mxfp4:
         name = next(iter(mxfp4))
-        fix = f"choose --preset {_casting()}: it casts the experts without another rounding"
+        fix = f"choose --preset {_casting()}: it casts the experts; a drafter takes --draft-preset nvfp4-mlp"
         raise UserError(f"{name} is in MXFP4, which {preset.name} does not take", where=source, fix=fix)
     requested = _requested(source, config, tensors, include)
     linears = tuple(_linears(tensors, mxfp4, preset, requested))
     if not linears:
-        fix = f"choose another preset: {', '.join(name for name in PRESETS if name != preset.name)}"
+        others = ", ".join(name for name in PRESETS if name != preset.name)
+        fix = f"choose another: {others}; --draft-preset is for the drafter alone, --target-only leaves it out"
         raise UserError(f"{preset.name} finds nothing to quantize", where=source, fix=fix)
     for linear in linears:
         _check(linear)
+        if linear.kind == "experts":
+            _check_layout(linear, config)
     taken = {ref.name for linear in linears for ref in (linear.ref, linear.scales) if ref}
     copied = tuple(ref for ref in _in_order(tensors) if ref.name not in taken)
-    return Plan(source, preset, linears, _excluded(copied, config), copied)
+    return Plan(source, preset, linears, _excluded(linears, copied, config), copied)
 
 
 def _linears(
@@ -145,8 +150,8 @@ def _check(linear: Linear) -> None:
         raise UserError(f"{ref.name} has dtype {ref.dtype}, which cannot be quantized", where=ref.file, fix=fix)
     axes = {"linear": 2, "experts": 3, "mxfp4": 4}[linear.kind]
     if len(ref.shape) != axes or 0 in ref.shape:
-        fix = "leave it out with another preset"
-        raise UserError(f"{ref.name} has shape {list(ref.shape)}, not {axes} axes", where=ref.file, fix=fix)
+        what = f"{ref.name} has shape {list(ref.shape)}, wanted are {axes} axes, none of them empty"
+        raise UserError(what, where=ref.file, fix="leave it out with another preset")
     if (width := linear.shape[2]) % BLOCK:
         raise UserError(
             f"{ref.name} has shape {list(ref.shape)}: its {width} inputs are not divisible by {BLOCK}",
@@ -155,10 +160,24 @@ def _check(linear: Linear) -> None:
         )
 
 
-def _excluded(copied: Sequence[TensorRef], config: Config) -> tuple[str, ...]:
-    """Names as the file has them, and of what readers fuse them into.
+def _check_layout(linear: Linear, config: Config) -> None:
+    """Are these experts [E, in, out]? Blocks along the wrong axis would be written without a complaint."""
+    ref, hidden = linear.ref, config.integer("hidden_size")
+    axis = next(axis for name, axis in FUSED.items() if ref.name.endswith(name))
+    square = ref.shape[1] == ref.shape[2]
+    if ref.shape[axis] == hidden and (not square or config.text("model_type", "") == "gpt_oss"):
+        return
+    what = f"{ref.name} has shape {list(ref.shape)}, which is not the [experts, in, out] of gpt-oss"
+    fix = f"hidden_size is {hidden}; save the experts one by one, or choose a preset that leaves them alone"
+    raise UserError(what, where=ref.file, fix=fix)
 
-    vLLM compares the members' names, TensorRT-LLM that of its fused module (`is_module_excluded_from_quantization`).
+
+def _excluded(linears: Sequence[Linear], copied: Sequence[TensorRef], config: Config) -> tuple[str, ...]:
+    """What readers must not take for packed: names as the file has them, what readers fuse them into, and globs.
+
+    Readers mount a drafter elsewhere: TensorRT-LLM as `model.layers.0`, vLLM behind the target's layers as
+    `model.layers.36`. vLLM compares the members' names, TensorRT-LLM that of its fused module and of all above it
+    (`is_module_excluded_from_quantization`); both take globs, as NVIDIA's quantize_drafter.py writes them.
     """
     matrices = [ref.name for ref in copied if len(ref.shape) > 1]
     modules = {name.removesuffix(".weight") for name in matrices if name.endswith((".weight", *FUSED))}
@@ -168,7 +187,16 @@ def _excluded(copied: Sequence[TensorRef], config: Config) -> tuple[str, ...]:
                 modules.add(f"{parent}.{fused}")
     if any(module.endswith("embed_tokens") for module in modules) and config.flag("tie_word_embeddings", False):
         modules.add("lm_head")  # it has no tensor, but readers make a module of it
-    return tuple(sorted(modules))
+    packed = {name for linear in linears for name in (linear.module, linear.group)}
+    globs = {glob for glob in map(_glob, modules) if not any(fnmatchcase(name, glob) for name in packed)}
+    return tuple(sorted(modules | globs))
+
+
+def _glob(module: str) -> str:
+    """The module wherever a reader mounts it: `*.self_attn.q_proj`, `*fc`."""
+    if inside := LAYER.match(module):
+        return f"*.{module[inside.end() :]}"
+    return f"*{module.removeprefix('model.')}"
 
 
 def _casting() -> str:

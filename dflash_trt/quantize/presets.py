@@ -35,7 +35,8 @@ PRESETS = {
         Preset("nvfp4", "all linears of the layers, weights and inputs (W4A4)", ATTENTION + MLP + EXPERTS),
         Preset(
             "nvfp4-weight-only",
-            "all linears of the layers, weights alone (W4A16)",
+            "all linears of the layers, weights alone (W4A16), read by vLLM and TensorRT-LLM since mid 2026, not by "
+            "TensorRT-LLM 1.2, nor by SGLang, which takes any NVFP4 for W4A4",
             ATTENTION + MLP + EXPERTS,
             activations=False,
         ),
@@ -47,14 +48,14 @@ PRESETS = {
         Preset("nvfp4-experts", "MoE experts alone, weights and inputs; casts gpt-oss's MXFP4", EXPERTS, mxfp4=True),
         Preset(
             "nvfp4-mse",
-            "as nvfp4, block scales chosen by a search for the least error (CUDA)",
+            "as nvfp4, block scales chosen by a search for the least error (CUDA; untested)",
             ATTENTION + MLP + EXPERTS,
             algorithm="mse",
             needs_cuda=True,
         ),
         Preset(
             "nvfp4-awq",
-            "as nvfp4, inputs rescaled by activation (AWQ lite; CUDA)",
+            "as nvfp4, inputs rescaled by activation (AWQ lite; CUDA; untested)",
             ATTENTION + MLP + EXPERTS,
             algorithm="awq_lite",
             needs_cuda=True,

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dflash_trt import __version__
 from dflash_trt.checkpoint.config import read_json
+from dflash_trt.checkpoint.nvfp4 import E2M1_MAX
 from dflash_trt.errors import UserError
+from dflash_trt.quantize.calibrate import DRAFT
 from dflash_trt.quantize.pack import slots
 from dflash_trt.quantize.plan import Plan
+from dflash_trt.quantize.presets import GROUPS
 from dflash_trt.quantize.write import Written
+from dflash_trt.sizes import format_bytes
 
 NAME = "quantization_report.json"
+# Of a drafter readers slice these for keys and values of the context, or make plain layers of them.
+SLICED = (*GROUPS["qkv_proj"], "fc")
 CAST = ("blocks", "outside", "changed", "spread")  # facts of casts from MXFP4
 
 
 def describe(
-    plan: Plan, written: Written, *, calibration: Mapping[str, Any] | None, input_amax: float | None
+    role: str, plan: Plan, written: Written, *, calibration: Mapping[str, Any] | None, input_amax: float | None
 ) -> dict[str, Any]:
     """The record of one checkpoint. `error` is the relative root mean square error of a layer's weights, `outlier` its
     largest weight in units of their root mean square."""
@@ -43,14 +50,30 @@ def describe(
         "activations": preset.activations,
         "algorithm": preset.algorithm,
         "calibration": dict(calibration) if calibration else None,
-        "input_amax": input_amax,
+        "input_amax": input_amax if preset.activations else None,
         "bytes_before": written.bytes_before,
         "bytes_after": written.bytes_after,
         "quantized_bytes_before": sum(ref.nbytes for line in plan.linears for ref in (line.ref, line.scales) if ref),
         "quantized_bytes_after": sum(slot.nbytes for line in plan.linears for slot in slots(line, preset.activations)),
         "layers": layers,
+        "notes": list(_notes(role, plan, written)),
         "left_alone": [module for module in plan.excluded if module in copied],  # not the names of readers' own modules
     }
+
+
+def _notes(role: str, plan: Plan, written: Written) -> Iterator[str]:
+    """What the checkpoint's owner should know before somebody else reads it."""
+    if plan.preset.needs_cuda:
+        yield f"{plan.preset.name} was made by parts of ModelOpt that need CUDA and are untested here"
+    sliced = {name for linear in plan.linears if (name := linear.module.rpartition(".")[2]) in SLICED}
+    if role == DRAFT and sliced:
+        yield (
+            f"{', '.join(sorted(sliced))} packed: vLLM and TensorRT-LLM slice these weights and cannot load them "
+            "packed; use nvfp4-mlp without --include fc for them; `convert` takes them"
+        )
+    if silent := [layer.module for layer in written.layers if layer.input_amax == 0]:
+        more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
+        yield f"{silent[0]}{more} saw only zeros in calibration: ModelOpt's stand-in of {E2M1_MAX:g} is their amax"
 
 
 def save_report(output: Path, records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -82,6 +105,8 @@ def show_report(console: Console, records: Mapping[str, Mapping[str, Any]]) -> N
         if record["layers"]:
             console.print(_table(record))
         console.print(_sizes(record), highlight=False, soft_wrap=True)
+        for note in record.get("notes", ()):
+            console.print(f"  {escape(note)}", highlight=False, style="yellow", soft_wrap=True)
         if record["left_alone"]:
             left = ", ".join(_count(record["left_alone"]))
             console.print(f"  left alone: {left}", highlight=False, style="dim", soft_wrap=True)
@@ -113,7 +138,7 @@ def _table(record: Mapping[str, Any]) -> Table:
 
 def _sizes(record: Mapping[str, Any]) -> str:
     before, after = record["bytes_before"], record["bytes_after"]
-    text = f"  {_size(before)} → {_size(after)} ({_share(after, before)}"
+    text = f"  {format_bytes(before)} → {format_bytes(after)} ({_share(after, before)}"
     if record["layers"]:
         text += f"; quantized layers {_share(record['quantized_bytes_after'], record['quantized_bytes_before'])}"
     how = record["calibration"]
@@ -151,11 +176,3 @@ def _largest(rows: Sequence[Mapping[str, Any]], key: str, form: str) -> str:
 
 def _share(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else "-"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            break
-        count /= 1024
-    return f"{count:.4g} {unit}"

@@ -7,6 +7,7 @@ finished file. The folder takes the name of the output when all is done.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -16,12 +17,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.checkpoint.declared import NESTED_FILE
 from dflash_trt.durable import sync, uninterrupted
 from dflash_trt.errors import DflashError, Failure, UserError
 
 STATE = ".quantizing.json"
-MARK = "hf_quant_config.json"  # a folder with this file is a quantized checkpoint, which --force may replace
+MARK = NESTED_FILE  # a folder with this file is a quantized checkpoint, which --force may replace
 AGAIN = "run the same command again to go on"
+
+
+def work_folder(output: Path) -> Path:
+    """Where the work on `output` lies until it is complete; it becomes `output`."""
+    return output.with_name(f".{output.name}.quantizing")
 
 
 class Interrupted(DflashError):
@@ -73,7 +80,7 @@ def resumable(output: Path, fingerprint: str, *, source: Path, force: bool = Fal
     only.
     """
     output = output.absolute()
-    folder, former = output.with_name(f".{output.name}.quantizing"), output.with_name(f".{output.name}.former")
+    folder, former = work_folder(output), output.with_name(f".{output.name}.former")
     if not output.parent.is_dir():
         raise UserError("no such folder", where=output.parent, fix=f"create it: mkdir -p {output.parent}")
     check_place(output, source, force)
@@ -82,13 +89,13 @@ def resumable(output: Path, fingerprint: str, *, source: Path, force: bool = Fal
         check_place(output, source, force)
         try:
             yield Work(folder, fingerprint)
-            check_place(output, source, force)  # somebody else may have been faster
-            (folder / STATE).unlink()
-            for path in folder.rglob("*"):
-                sync(path)
         except DflashError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+        _check_still_free(output, source, force, folder)
+        (folder / STATE).unlink()
+        for path in folder.rglob("*"):
+            sync(path)
         try:
             with uninterrupted():
                 _put_in_place(folder, output, former)
@@ -108,6 +115,16 @@ def check_place(output: Path, source: Path, force: bool) -> None:
             raise UserError("a quantized checkpoint exists", where=output, fix="pass --force to replace it")
     elif output.is_symlink() or not output.is_dir() or any(output.iterdir()):
         raise UserError("exists and is not a quantized checkpoint", where=output, fix="choose another --output")
+
+
+def _check_still_free(output: Path, source: Path, force: bool, folder: Path) -> None:
+    """Somebody else may have been faster: what took long to make stays."""
+    try:
+        check_place(output, source, force)
+    except UserError:
+        what = f"appeared while its replacement was written, which lies finished in {folder.name}"
+        fix = "the same command with --force finishes, if that is a quantized checkpoint; else move it away first"
+        raise UserError(what, where=output, fix=fix) from None
 
 
 @contextlib.contextmanager
@@ -135,7 +152,8 @@ def _reported(folder: Path) -> Iterator[None]:
         raise Interrupted(f"interrupted — what is finished lies in {folder} — {AGAIN}") from None
     except OSError as error:
         what = f"{error.strerror or error} — {error.filename or folder}"
-        raise Failure(f"{what} — what is finished lies in {folder}; make room and {AGAIN}") from error
+        room = "make room and " if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "put that right and "
+        raise Failure(f"{what} — what is finished lies in {folder}; {room}{AGAIN}") from error
 
 
 def _recover(output: Path, former: Path) -> None:

@@ -22,10 +22,13 @@ def load_tokenizer(path: Path) -> Any:
     transformers = load("transformers")
     try:
         with quiet():
-            return transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
     except Exception as error:  # every tokenizer class raises its own
         fix = "copy the target's tokenizer files there"
         raise UserError(f"the tokenizer cannot be read: {_line(error)}", where=path, fix=fix) from None
+    if len(tokenizer) <= len(tokenizer.all_special_ids):  # what some classes make of no file at all
+        raise UserError("there is no tokenizer", where=path, fix="copy the target's tokenizer files there")
+    return tokenizer
 
 
 def check_fits(draft: DraftConfig, path: Path) -> None:

@@ -54,6 +54,8 @@ def read_samples(calib: str) -> list[Sample]:
     samples = list(reader(file, text))
     if not samples:
         raise UserError("the calibration text is empty", where=file, fix=f"give more text, or `--calib {BUILTIN}`")
+    for sample in samples:
+        _check_characters(sample)
     return samples
 
 
@@ -146,6 +148,17 @@ def _sample(entry: Any, where: str) -> Sample:
             return Sample(where, text=text)
     keys = f"the keys {', '.join(map(repr, entry)) or 'none'}" if isinstance(entry, dict) else repr(entry)[:60]
     raise UserError(f"no calibration text here: {keys}", where=where, fix=f"each entry is one of {FORMS}")
+
+
+def _check_characters(sample: Sample) -> None:
+    """JSON can spell halves of a surrogate pair, at which tokenizers stop."""
+    for text in (sample.text, *(turn["content"] for turn in sample.messages)):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(text[error.start]):04x}"
+            fix = "write both halves, or the character itself"
+            raise UserError(f"{half} is half a character", where=sample.where, fix=fix) from None
 
 
 def _messages(turns: list[Any], where: str) -> Sample:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from dflash_trt.checkpoint.nvfp4 import E2M1_MAX
+import numpy as np
+
+from dflash_trt.checkpoint.nvfp4 import E2M1_MAX, global_scale
 from dflash_trt.errors import Failure, UserError
 from dflash_trt.quantize.plan import Amax, Linear, Plan
 
@@ -38,9 +40,13 @@ def tie(plan: Plan, amax: Mapping[str, Amax] | None, input_amax: float | None = 
                     fix="calibrate, or choose nvfp4-weight-only",
                 )
         for linear, one in zip(members, given, strict=True):
-            # A module that saw only zeros, as an expert that no token reached: ModelOpt's stand-in is 6 too.
-            tied[linear.module] = Amax(weight, E2M1_MAX if inputs == 0 else inputs, one.block)
+            tied[linear.module] = Amax(weight, inputs, one.block)
     return tied
+
+
+def input_scale(amax: float) -> np.float32:
+    """Of inputs whose largest magnitude is `amax`. Where calibration saw only zeros, ModelOpt warns and takes 6."""
+    return global_scale(amax or E2M1_MAX)
 
 
 def _largest(values: Sequence[float | None], members: Sequence[Linear], what: str) -> float | None:

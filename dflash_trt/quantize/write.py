@@ -7,24 +7,26 @@ import functools
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt import __version__
 from dflash_trt.checkpoint.config import read_json
+from dflash_trt.checkpoint.declared import FLAT_KEY, NESTED_FILE
 from dflash_trt.checkpoint.model import TensorRef
 from dflash_trt.checkpoint.nvfp4 import global_scale
 from dflash_trt.checkpoint.shards import ShardWriter, Slot, name_shards, write_index
+from dflash_trt.checkpoint.stack import FLOATS
 from dflash_trt.progress import Progress, silent
 from dflash_trt.quantize.cast import cast
 from dflash_trt.quantize.check import check_written
-from dflash_trt.quantize.config import FLAT, NESTED, quant_configs
+from dflash_trt.quantize.config import quant_configs
 from dflash_trt.quantize.pack import Layer, Scales, pack, slots
-from dflash_trt.quantize.plan import FLOATS, Amax, Linear, Plan
+from dflash_trt.quantize.plan import Amax, Linear, Plan
 from dflash_trt.quantize.resume import Work, resumable
 from dflash_trt.quantize.source import check_finite, find_amax, flat
-from dflash_trt.quantize.ties import groups, tie
+from dflash_trt.quantize.ties import groups, input_scale, tie
 
 SHARD_BYTES = 4 << 30
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".ot"}
@@ -67,13 +69,15 @@ def write_checkpoint(
     input_amax: float | None = None,
     force: bool = False,
     shard_bytes: int = SHARD_BYTES,
+    finishing: Callable[[Written], None] = lambda written: None,
     progress: Progress = silent,
 ) -> Written:
     """Write `plan`'s checkpoint into the directory `output`, which appears when it is complete and checked.
 
     `amax` is what calibration found; without it, or where it is silent, the weights' own maxima count, and `input_amax`
     those of all inputs. Memory stays below a fixed amount and one tensor of block scales or one expert. Interrupted, it
-    leaves what it finished; the same call goes on there. Raises UserError for weights that are not finite, for inputs
+    leaves what it finished; the same call goes on there. `finishing` is called when all that is left is to give the
+    directory its name. Raises UserError for weights that are not finite, for inputs
     of unknown range and for an `output` that must not be replaced.
     """
     tied = tie(plan, amax, input_amax)
@@ -89,8 +93,11 @@ def write_checkpoint(
         _write_configs(plan, work.folder, calibrated=amax is not None)
         progress("checking", 1)
         check_written(plan, work.folder)
-    after = sum(unit.nbytes for units in shards.values() for unit in units)
-    return Written(Path(output), tuple(layers[linear.module] for linear in plan.linears), before, after, resumed)
+        after = sum(unit.nbytes for units in shards.values() for unit in units)
+        layers_in_order = tuple(layers[linear.module] for linear in plan.linears)
+        written = Written(Path(output), layers_in_order, before, after, resumed)
+        finishing(written)
+    return written
 
 
 def _units(plan: Plan) -> list[Unit]:
@@ -125,7 +132,7 @@ def _write_shards(
     def scales(linear: Linear) -> Scales:
         known = tied[linear.module]
         own = 0.0 if linear.kind == "mxfp4" else group_amax(linear.group) if known.weight is None else known.weight
-        of_input = None if known.input is None else global_scale(known.input)
+        of_input = None if known.input is None else input_scale(known.input)
         return Scales(global_scale(own), of_input, own, known.input, known.block)
 
     layers: dict[str, Layer] = {}
@@ -177,8 +184,8 @@ def _files(source: Path) -> Iterator[Path]:
 
 def _write_configs(plan: Plan, folder: Path, calibrated: bool) -> None:
     nested, flat_form = quant_configs(plan.excluded, activations=plan.preset.activations, calibrated=calibrated)
-    config = read_json(plan.source / "config.json") | {FLAT: flat_form}  # that of an MXFP4 source goes
-    for name, content in ((NESTED, nested), ("config.json", config)):
+    config = read_json(plan.source / "config.json") | {FLAT_KEY: flat_form}  # that of an MXFP4 source goes
+    for name, content in ((NESTED_FILE, nested), ("config.json", config)):
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,75 @@ def test_either_config_or_none_is_enough(draft, kept):
     assert read_draft(draft).quantization.algo == "NVFP4"
 
 
+def test_the_nested_form_inside_config_json_is_read(draft):
+    """So ModelOpt's export of a drafter writes it."""
+    pack(draft, "*_proj")
+    nested = json.loads((draft / "hf_quant_config.json").read_text())
+    (draft / "hf_quant_config.json").unlink()
+    edit_config(draft, set={"quantization_config": nested})
+    assert read_draft(draft).quantization.algo == "NVFP4"
+    nested["quantization"]["exclude_modules"] = []
+    edit_config(draft, set={"quantization_config": nested})
+    refused(draft, "exclude_modules does not name fc")
+
+
+@pytest.mark.parametrize(
+    "excluded",
+    [
+        ["fc", "layers.0.self_attn", "layers.1.self_attn"],  # a module around them
+        ["*fc", "*.self_attn*"],
+        ["fc", "model.layers.0.self_attn.*", "model.layers.1.self_attn.*"],
+        ["re:fc|.*self_attn\\..*"],
+        ["*fc", "*q_proj", "*k_proj", "*v_proj", "*o_proj", "*qkv_proj"],
+    ],
+)
+def test_excluded_modules_are_named_in_the_ways_that_readers_know(draft, excluded):
+    edit_tensors(draft, rename={"layers.*": "model.layers.*"})
+    pack(draft, "*mlp*")
+    redeclare(draft, {"exclude_modules": excluded})
+    assert len(read_draft(draft).quantization.packed) == 6
+
+
+@pytest.mark.parametrize("wrong", ["ignore", "exclude_modules"])
+def test_of_two_lists_in_one_config_each_must_agree(wrong, draft):
+    """NVIDIA's quantize_drafter.py writes both."""
+    pack(draft, "*_proj")
+    flat = {"quant_method": "modelopt_fp4", "quant_algo": "NVFP4", "ignore": ["*fc"], "exclude_modules": ["*fc"]}
+    edit_config(draft, set={"quantization_config": flat})
+    assert read_draft(draft).quantization.algo == "NVFP4"
+    edit_config(draft, set={f"quantization_config.{wrong}": []})
+    refused(draft, f"{wrong} does not name fc")
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value"), [("weights", "num_bits", 8), ("input_activations", "group_size", 32)]
+)
+def test_config_groups_of_another_format_are_refused(part, key, value, draft):
+    pack(draft, "*_proj")
+    edit_config(draft, set={"quantization_config.config_groups": {"group_0": {part: {key: value}}}})
+    refused(draft, f"config_groups.group_0.{part}.{key}", f"is {value}")
+
+
+def test_a_packed_embedding_is_refused(tmp_path):
+    target, _ = make_pair(tmp_path)
+    edit_tensors(
+        target,
+        remove=["model.embed_tokens.weight"],
+        add={
+            "model.embed_tokens.weight": {"shape": [256, 32], "dtype": "U8"},
+            "model.embed_tokens.weight_scale": {"shape": [256, 4], "dtype": "F8_E4M3"},
+        },
+    )
+    with pytest.raises(UserError, match=r"embed_tokens.weight is packed, which is read of linears alone"):
+        read_target(target)
+
+
+def test_a_pattern_that_is_no_regular_expression_is_refused(draft):
+    pack(draft, "*_proj")
+    redeclare(draft, {"exclude_modules": ["re:("]})
+    refused(draft, "exclude_modules", "'re:('")
+
+
 def test_mixed_precision_follows_the_list_of_layers(draft):
     packed = pack(draft, "*.0.*_proj")
     edit_config(draft, remove=["quantization_config"])
@@ -93,6 +163,16 @@ def test_scales_of_a_quantized_kv_cache_are_noted_not_used(draft):
     assert not [name for name in checked.tensors if name.endswith(("k_scale", "v_scale"))]
     assert any("4 scales" in note for note in checked.quantization.notes)
     assert any("KV cache" in note for note in checked.quantization.notes)
+
+
+def test_a_config_that_quantizes_the_kv_cache_alone_is_noted(draft):
+    declare(draft, [], "NVFP4", quant_algo=None, kv_cache_quant_algo="FP8")
+    edit_config(draft, remove=["quantization_config"])
+    quantization = read_draft(draft).quantization
+    assert quantization.algo is None and "KV cache" in quantization.notes[0]
+    pack(draft, "*_proj")
+    declare(draft, [], "NVFP4", quant_algo=None, kv_cache_quant_algo="FP8")
+    refused(draft, "exclude_modules excludes", "packed NVFP4")
 
 
 # -- contradictions ---------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from dflash_trt.checkpoint import load_tensor, read_draft, read_tensors
 from dflash_trt.errors import Failure, UserError
-from dflash_trt.quantize import PRESETS, make_plan
-from dflash_trt.quantize.calibrate import DRAFT, TARGET, calibrate, needs_calibration, run_calibration
+from dflash_trt.quantize import PRESETS, make_plan, write_checkpoint
+from dflash_trt.quantize.calibrate import DRAFT, TARGET, _passes, calibrate, needs_calibration
 from tests.graph.oracle import Oracle, extract_context_feature
 from tests.tiny import edit_config, make_draft, make_pair, make_target
 
@@ -38,7 +38,7 @@ def pair(tmp_path_factory):
 def found(pair):
     target, draft = pair
     plans = make_plans(target=target, draft=draft, include=("fc", "lm_head"))
-    models, amaxes = run_calibration(plans, target, read_draft(draft), TEXTS)
+    models, amaxes = calibrate(plans, target, read_draft(draft), TEXTS)
     return plans, models, amaxes
 
 
@@ -99,7 +99,7 @@ def test_input_amax_is_the_largest_input_that_the_references_see(found, pair):
 def test_anchors_follow_the_seed(pair):
     target, path = pair
     plans, draft = make_plans("nvfp4-mlp", draft=path), read_draft(path)
-    first, again, other = (calibrate(plans, target, draft, LONG, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (calibrate(plans, target, draft, LONG, seed=seed)[1] for seed in (1, 1, 2))
     assert first == again != other
     assert first.keys() == {DRAFT}
 
@@ -115,11 +115,33 @@ def test_a_module_that_no_text_reached_is_named(pair):
         calibrate(make_plans(draft=draft), target, read_draft(draft), [[5]] * 300)
 
 
-def test_a_module_whose_inputs_are_zero_is_named(pair, tmp_path):
+def test_inputs_that_were_always_zero_are_no_failure(pair, tmp_path):
+    """ModelOpt warns, and its export takes 6 for their amax; so does the writer."""
     draft = make_draft(tmp_path / "draft", dtype="float32")
     edit_values(draft, "layers.1.post_attention_layernorm.weight", 0.0)
-    with pytest.raises(Failure, match=r"layers\.1\.mlp\.\w+ could not be calibrated: its inputs have amax 0"):
-        calibrate(make_plans(draft=draft), pair[0], read_draft(draft), TEXTS)
+    plans = make_plans(draft=draft)
+    _, amaxes = calibrate(plans, pair[0], read_draft(draft), TEXTS)
+    zero = {module for module, amax in amaxes[DRAFT].items() if amax.input == 0}
+    assert zero == {f"layers.1.mlp.{name}_proj" for name in ("gate", "up", "down")}
+    write_checkpoint(plans[DRAFT], tmp_path / "out", amaxes[DRAFT])
+    scales = read_tensors(tmp_path / "out")
+    for module in zero:
+        assert load_tensor(scales[f"{module}.input_scale"]) == np.float32(6) / np.float32(2688)
+
+
+def test_each_of_the_pair_is_calibrated_as_its_own_preset_asks(pair):
+    target, draft = pair
+    plans = make_plans("nvfp4-mlp", target=target) | make_plans(draft=draft)
+    _, amaxes = calibrate(plans, target, read_draft(draft), TEXTS)
+    for role, plan in plans.items():
+        assert [*amaxes[role]] == [linear.module for linear in plan.linears]
+        assert all(amax.input > 0 for amax in amaxes[role].values())
+
+
+def test_presets_of_other_algorithms_take_another_pass_and_the_drafter_is_first(pair):
+    plans = make_plans("nvfp4-mse", target=pair[0]) | make_plans("nvfp4-mlp", draft=pair[1])
+    assert [[*passed] for passed in _passes(plans)] == [[DRAFT], [TARGET]]
+    assert [[*passed] for passed in _passes(plans | make_plans(target=pair[0]))] == [[DRAFT, TARGET]]
 
 
 @pytest.mark.parametrize("name", ["layers.1.mlp.up_proj.weight", "layers.1.input_layernorm.weight"])
@@ -131,14 +153,20 @@ def test_a_weight_that_is_nan_is_named_before_models_are_loaded(name, pair, tmp_
         calibrate(make_plans(draft=draft), pair[0], read_draft(draft), TEXTS)
 
 
-@pytest.mark.parametrize("value", ["nan", "inf"])
-def test_activations_that_are_not_finite_are_a_failure(value, pair, tmp_path):
-    """From a target that is not itself quantized, whose weights nobody looks at."""
+def test_a_nan_in_the_target_is_named_though_only_the_drafter_is_quantized(pair, tmp_path):
     target = make_target(tmp_path / "target", dtype="float32")
-    edit_values(target, "model.layers.2.input_layernorm.weight", float(value))
+    edit_values(target, "model.layers.2.input_layernorm.weight", float("nan"))
     draft = read_draft(pair[1])
-    with pytest.raises(Failure, match=r"ModelOpt stopped calibrating|could not be calibrated"):
+    with pytest.raises(UserError, match=r"layers\.2\.input_layernorm\.weight holds .* NaN"):
         calibrate(make_plans(draft=pair[1]), target, draft, TEXTS)
+
+
+def test_activations_that_overflow_are_a_failure(tmp_path):
+    target = make_target(tmp_path / "target", dtype="float32")
+    for name in ("gate_proj", "up_proj"):
+        edit_values(target, f"model.layers.5.mlp.{name}.weight", 1e30)
+    with pytest.raises(Failure, match="an activation is not finite: detected inf values in amax"):
+        calibrate(make_plans(target=target), target, None, TEXTS)
 
 
 def test_a_drafter_of_another_target_is_refused(pair, tmp_path):
@@ -178,7 +206,7 @@ def test_names_are_those_of_the_files(prefix, tmp_path):
             tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
         save_file(tensors, file, metadata={"format": "pt"})
     plans = make_plans("nvfp4-mlp", target=target, draft=draft)
-    amaxes = calibrate(plans, target, read_draft(draft), TEXTS)
+    _, amaxes = calibrate(plans, target, read_draft(draft), TEXTS)
     for role, plan in plans.items():
         assert list(amaxes[role]) == [linear.module for linear in plan.linears]
 
@@ -195,7 +223,7 @@ def test_experts_are_calibrated_under_the_files_names(family, tmp_path):
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
     plans = make_plans("nvfp4-experts", target=tmp_path)
-    amaxes = calibrate(plans, tmp_path, None, TEXTS)[TARGET]
+    amaxes = calibrate(plans, tmp_path, None, TEXTS)[1][TARGET]
     tensors = read_tensors(tmp_path)
     for linear in plans[TARGET].linears:
         members = [one for one in plans[TARGET].linears if one.group == linear.group]

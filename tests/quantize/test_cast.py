@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,8 @@ def weights() -> dict[str, torch.Tensor]:
 def save(directory: Path, tensors: dict[str, torch.Tensor], **config: object) -> Path:
     directory.mkdir()
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    config = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_hidden_layers": LAYERS} | config
+    config = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_hidden_layers": LAYERS,
+              "hidden_size": HIDDEN} | config  # fmt: skip
     (directory / "config.json").write_text(json.dumps(config))
     return directory
 
@@ -108,6 +110,39 @@ def test_beyond_it_the_report_tells_how_many_blocks_changed(tmp_path, spread):
         assert 0 < layer.error < 1e-4 and np.abs(before - after).max() < 2.0**-16 * np.abs(before).max()
 
 
+def test_the_error_is_relative_to_the_weights_of_all_experts(tmp_path):
+    """One expert so small that most of it is lost, beside others that are exact."""
+    rng = np.random.default_rng(0)
+    blocks, scales = rng.integers(0, 256, (E, 160, 2, 16), np.uint8), np.full((E, 160, 2), 120, np.uint8)
+    scales[1], scales[1, 0, 0] = 100, 101
+    name = PARENT.format(0) + "down_proj"
+    tensors = {f"{name}_blocks": torch.from_numpy(blocks), f"{name}_scales": torch.from_numpy(scales)}
+    source = save(tmp_path / "source", tensors, quantization_config={"quant_method": "mxfp4"})
+    (layer,) = write_checkpoint(make_plan(source, EXPERTS), tmp_path / "out", None, input_amax=448.0).layers
+    exact = mxfp4.decode(blocks, scales).astype(np.float64)
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    codes, block_scales = (found[n].view(torch.uint8).numpy().swapaxes(1, 2) for n in (name, f"{name}_weight_scale"))
+    lost = exact - nvfp4.decode(codes, block_scales.view(nvfp4.FLOAT8), found[f"{name}_weight_scale_2"].numpy())
+    assert layer.error == pytest.approx(np.sqrt(np.square(lost).sum() / np.square(exact).sum()), rel=1e-9)
+    assert 0 < layer.error < 1e-6 and not lost[[0, 2, 3]].any()
+
+
+def test_memory_is_a_few_times_an_experts_bytes_though_all_its_blocks_change(tmp_path):
+    """Its values as float64 would be 16 times as large."""
+    rng = np.random.default_rng(0)
+    blocks, scales = rng.integers(0, 256, (2, 2048, 60, 16), np.uint8), np.full((2, 2048, 60), 100, np.uint8)
+    scales[1, 0, 0] = 120
+    name = PARENT.format(0) + "down_proj"
+    tensors = {f"{name}_blocks": torch.from_numpy(blocks), f"{name}_scales": torch.from_numpy(scales)}
+    source = save(tmp_path / "source", tensors, quantization_config={"quant_method": "mxfp4"})
+    plan = make_plan(source, EXPERTS)
+    tracemalloc.start()
+    (layer,) = write_checkpoint(plan, tmp_path / "out", None, input_amax=448.0).layers
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert layer.changed > 0.9 * layer.blocks and peak < 6 * blocks[0].nbytes
+
+
 @pytest.mark.parametrize("spread", [9, 17, 29])
 def test_bytes_are_modelopts_up_to_minus_zero(tmp_path, spread):
     from modelopt.torch.export import mxfp4_kmax, quantize_mxfp4_to_nvfp4_lossless
@@ -160,7 +195,9 @@ def test_names_shapes_and_configs_are_modelopts(tmp_path):
         f"model.layers.0.{name}"
         for name in ("mlp.router", *(f"self_attn.{p}_proj" for p in ("q", "k", "v", "qkv", "o")))
     }
-    assert layer | {"lm_head", "model.embed_tokens"} == {n for n in plan.excluded if ".layers.1." not in n}
+    left = {name for name in plan.excluded if ".layers.1." not in name}
+    globs = {name.replace("model.layers.0.", "*.") for name in layer} | {"*lm_head", "*embed_tokens"}
+    assert left == layer | {"lm_head", "model.embed_tokens"} | globs
 
 
 def test_the_inputs_range_is_needed(tmp_path):

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from dflash_trt.checkpoint import read_draft
+from dflash_trt.checkpoint.quantized import FORMATS
 from dflash_trt.errors import UserError
-from dflash_trt.quantize import PRESETS, make_plan
+from dflash_trt.quantize import PRESETS, make_plan, write_checkpoint
 from tests.checkpoint.sparse import write_draft, write_file, write_target
-from tests.tiny import DRAFT, TARGETS
+from tests.quantize.readers import READERS
+from tests.tiny import DRAFT, TARGETS, draft_shapes, make_draft
 
 QKV = ("q_proj", "k_proj", "v_proj")
 ALL = (*QKV, "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -62,22 +65,54 @@ def test_a_preset_takes_these_of_every_layer_and_leaves_the_rest(target, draft, 
         plan = make_plan(source, PRESETS[preset])
         taken = [linear.module for linear in plan.linears]
         assert len(taken) == layers * len(names) and all(module.endswith(names) for module in taken)
-        left = [name for name in plan.excluded if not name.endswith((*ALL, "qkv_proj"))]
+        left = [name for name in plan.excluded if not name.endswith((*ALL, "qkv_proj")) and "*" not in name]
         assert left == outside
         tensors = {ref.name for ref in plan.copied} | {f"{module}.weight" for module in taken}
         assert len(tensors) == len(plan.copied) + len(taken)
 
 
-def test_every_preset_says_what_it_does():
-    assert [*PRESETS] == ["nvfp4", "nvfp4-weight-only", "nvfp4-mlp", "nvfp4-experts", "nvfp4-mse", "nvfp4-awq"]
-    assert all(preset.name == name and preset.summary for name, preset in PRESETS.items())
-    assert {name for name, preset in PRESETS.items() if preset.needs_cuda} == {"nvfp4-mse", "nvfp4-awq"}
+def test_a_summary_says_what_its_preset_does(target):
+    taken = {
+        name: {linear.module.rpartition(".")[2] for linear in make_plan(target, preset).linears}
+        for name, preset in PRESETS.items()
+        if name != "nvfp4-experts"
+    }
+    for name, preset in PRESETS.items():
+        assert ("weights alone" in preset.summary, "(W4A16)" in preset.summary) == (not preset.activations,) * 2
+        assert ("CUDA; untested" in preset.summary) == preset.needs_cuda
+        assert ("casts" in preset.summary) == preset.mxfp4
+        assert ("q/k/v stay" in preset.summary) == (name in taken and not {*QKV} & taken[name])
+        assert ("all linears" in preset.summary or "as nvfp4" in preset.summary) == (taken.get(name) == {*ALL})
+        assert ("SGLang" in preset.summary) == (not preset.activations)
 
 
-def test_what_a_preset_leaves_in_a_layer_is_excluded_under_its_own_and_its_fused_name(draft):
-    excluded = make_plan(draft, PRESETS["nvfp4-mlp"]).excluded
-    attention = [f"layers.{i}.self_attn.{name}" for i in range(2) for name in (*QKV, "qkv_proj")]
-    assert {*excluded} == {"fc", *attention}
+@pytest.mark.parametrize("leaves", READERS)
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_readers_find_what_was_left_wherever_they_mount_a_drafter(tmp_path, leaves, prefix):
+    shapes = {f"{prefix}{name}": shape for name, shape in draft_shapes(DRAFT).items()}
+    plan = make_plan(plain(tmp_path / "draft", shapes), PRESETS["nvfp4-mlp"])
+    for layer in ("layers.0", "layers.1", "layers.36", "layers.37"):
+        attention, mlp = f"model.{layer}.self_attn", f"model.{layer}.mlp"
+        assert leaves(f"{attention}.qkv_proj", plan.excluded)
+        packed = [f"{attention}.o_proj", f"{mlp}.gate_up_proj", f"{mlp}.down_proj"]
+        assert not [name for name in packed if leaves(name, plan.excluded)]
+    assert leaves("model.fc", plan.excluded) and leaves("fc", plan.excluded)
+
+
+@pytest.mark.parametrize("preset", ["nvfp4", "nvfp4-mlp", "nvfp4-weight-only"])
+def test_our_own_reader_takes_what_is_excluded(preset, tmp_path):
+    source = make_draft(tmp_path / "draft")
+    plan = make_plan(source, PRESETS[preset], ["fc"])
+    write_checkpoint(plan, tmp_path / "out", None, input_amax=1.0)
+    assert {*read_draft(tmp_path / "out").quantization.packed} == {linear.module for linear in plan.linears}
+
+
+def test_no_glob_takes_what_is_packed(tmp_path):
+    """`*proj`, made of `model.proj`, would."""
+    names = ("model.layers.0.mlp.gate", "model.layers.0.self_attn.o_proj", "model.proj")
+    plan = make_plan(plain(tmp_path, {f"{name}.weight": (32, 32) for name in names}), PRESETS["nvfp4"])
+    assert [linear.module for linear in plan.linears] == ["model.layers.0.self_attn.o_proj"]
+    assert plan.excluded == ("*.mlp.gate", "model.layers.0.mlp.gate", "model.proj")
 
 
 def test_names_are_those_of_the_file(tmp_path):
@@ -88,7 +123,7 @@ def test_names_are_those_of_the_file(tmp_path):
     }
     plan = make_plan(plain(tmp_path, shapes), PRESETS["nvfp4"])
     assert [linear.module for linear in plan.linears] == ["model.layers.0.self_attn.o_proj"]
-    assert plan.excluded == ("model.fc",)
+    assert plan.excluded == ("*fc", "model.fc")
 
 
 def test_groups_are_what_readers_fuse(draft):
@@ -105,13 +140,40 @@ def test_experts_are_linears_tied_expert_by_expert_and_their_router_stays(tmp_pa
     plan = make_plan(plain(tmp_path, EXPERTS | router), PRESETS["nvfp4-experts"])
     assert len(plan.linears) == 6 and {linear.kind for linear in plan.linears} == {"linear"}
     assert len({linear.group for linear in plan.linears}) == 4
-    assert plan.excluded == ("model.layers.0.mlp.gate", "model.layers.0.self_attn.q_proj")
+    names = ("mlp.gate", "self_attn.q_proj")
+    assert {*plan.excluded} == {f"{prefix}{name}" for name in names for prefix in ("*.", "model.layers.0.")}
 
 
 @pytest.mark.parametrize("preset", ["nvfp4", "nvfp4-mlp", "nvfp4-experts"])
 def test_experts_in_one_tensor_are_one_linear(tmp_path, preset):
-    (linear,) = make_plan(plain(tmp_path, FUSED), PRESETS[preset]).linears
+    (linear,) = make_plan(plain(tmp_path, FUSED, hidden_size=64), PRESETS[preset]).linears
     assert (linear.module, linear.kind, linear.shape) == (next(iter(FUSED)), "experts", (2, 128, 64))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "model_type", "taken"),
+    [
+        ("gate_up_proj", (2, 64, 96), "other", True),
+        ("gate_up_proj", (2, 96, 64), "other", False),  # [E, out, in], as Qwen3-MoE has them
+        ("gate_up_proj", (2, 96, 64), "gpt_oss", False),
+        ("gate_up_proj", (2, 64, 64), "other", False),  # either
+        ("gate_up_proj", (2, 64, 64), "gpt_oss", True),
+        ("down_proj", (2, 48, 64), "other", True),
+        ("down_proj", (2, 64, 48), "other", False),
+        ("down_proj", (2, 64, 64), "qwen3_moe", False),
+        ("down_proj", (2, 64, 64), "gpt_oss", True),
+    ],
+)
+def test_experts_with_other_axes_are_refused_by_name(tmp_path, name, shape, model_type, taken):
+    name = f"model.layers.0.mlp.experts.{name}"
+    source = plain(tmp_path, {name: shape}, hidden_size=64, model_type=model_type)
+    if taken:
+        assert make_plan(source, PRESETS["nvfp4-experts"]).linears[0].module == name
+        return
+    with pytest.raises(
+        UserError, match=rf"{name} has shape .* not the \[experts, in, out\] of gpt-oss.*hidden_size is 64"
+    ):
+        make_plan(source, PRESETS["nvfp4-experts"])
 
 
 def test_mxfp4_experts_are_for_the_preset_that_casts_them(tmp_path):
@@ -164,7 +226,8 @@ def test_a_tied_head_is_refused_and_excluded(tmp_path):
     source = write_target(tmp_path / "target", TARGETS["tiny-qwen3"] | {"tie_word_embeddings": True})
     with pytest.raises(UserError, match="lm_head is tied"):
         make_plan(source, PRESETS["nvfp4"], ["lm_head"])
-    assert make_plan(source, PRESETS["nvfp4"]).excluded == ("lm_head", "model.embed_tokens")
+    excluded = make_plan(source, PRESETS["nvfp4"]).excluded
+    assert excluded == ("*embed_tokens", "*lm_head", "lm_head", "model.embed_tokens")
 
 
 def test_inputs_not_divisible_by_16_are_refused(tmp_path):
@@ -183,12 +246,12 @@ def test_weights_of_other_types_are_refused(tmp_path, dtype):
 
 @pytest.mark.parametrize("shape", [(16,), (2, 16, 16), (0, 16)])
 def test_weights_of_other_ranks_are_refused(tmp_path, shape):
-    with pytest.raises(UserError, match="not 2 axes"):
+    with pytest.raises(UserError, match="wanted are 2 axes"):
         make_plan(plain(tmp_path, {"layers.0.mlp.up_proj.weight": shape}), PRESETS["nvfp4"])
 
 
 def test_a_preset_that_finds_nothing_is_refused(target):
-    with pytest.raises(UserError, match=r"nvfp4-experts finds nothing.*nvfp4-mlp"):
+    with pytest.raises(UserError, match=r"nvfp4-experts finds nothing.*nvfp4-mlp.*--draft-preset.*--target-only"):
         make_plan(target, PRESETS["nvfp4-experts"])
 
 
@@ -211,6 +274,13 @@ def test_packed_weights_are_refused_by_format_and_name(tmp_path, form):
     with pytest.raises(UserError, match=form.strip()) as caught:
         make_plan(source, PRESETS["nvfp4"])
     assert any(name in str(caught.value) for name in PACKED[form])
+
+
+@pytest.mark.parametrize("pattern", [pattern for pattern, form in FORMATS.items() if form != "MXFP4"])
+def test_what_the_reader_refuses_is_refused_by_the_same_name(tmp_path, pattern):
+    name = pattern.replace("*", "layers.0")
+    with pytest.raises(UserError, match=f"{name} tells of {FORMATS[pattern]}"):
+        make_plan(plain(tmp_path, {name: (16,), f"{MODULE}.weight": (16, 16)}), PRESETS["nvfp4"])
 
 
 @pytest.mark.parametrize("key", ["quantization_config", "compression_config"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -21,7 +22,7 @@ def written(tmp_path_factory):
 
 @pytest.fixture
 def record(written):
-    return describe(*written, calibration=None, input_amax=448.0)
+    return describe("draft", *written, calibration=None, input_amax=448.0)
 
 
 def test_every_layer_is_there_with_its_amaxes_error_and_outlier(record, written):
@@ -45,6 +46,20 @@ def test_sizes_are_those_of_the_files(record, written):
 def test_modules_left_alone_are_those_of_the_file(record):
     names = [f"layers.{i}.self_attn.{part}_proj" for i in range(2) for part in "kqv"]
     assert record["left_alone"] == ["fc", *names]
+
+
+def test_notes_are_for_the_owner_and_yellow(written, record):
+    plan, done = written
+    assert record["notes"] == []
+    silent = [replace(layer, input_amax=0.0) for layer in done.layers]
+    untested = replace(plan, preset=PRESETS["nvfp4-mse"])
+    record = describe("draft", untested, replace(done, layers=tuple(silent)), calibration=None, input_amax=None)
+    untested_note, zeros = record["notes"]
+    assert "nvfp4-mse" in untested_note and "need CUDA and are untested" in untested_note
+    assert zeros.startswith(f"{silent[0].module} and {len(silent) - 1} more saw only zeros")
+    console = Console(width=80, record=True, force_terminal=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    show_report(console, {"draft": record})
+    assert f"\x1b[33m  {zeros}" in console.export_text(styles=True)
 
 
 def test_a_second_checkpoint_joins_the_report_and_a_removed_one_leaves_it(record, tmp_path):

@@ -123,6 +123,12 @@ def test_a_full_disk_is_told_and_resumed(draft, tmp_path, monkeypatch):
     assert write_checkpoint(plan, tmp_path / "out", None, shard_bytes=SHARD).resumed > 0
 
 
+def test_what_is_no_matter_of_room_is_not_told_as_one(draft, tmp_path):
+    (tmp_path / ".out.quantizing").write_text("a file in the way")
+    with pytest.raises(Failure, match=r"File exists — .*put that right and run the same command"):
+        write_checkpoint(make_plan(draft, WEIGHT_ONLY), tmp_path / "out", None)
+
+
 def test_a_second_process_is_told_to_wait(draft, tmp_path):
     plan = make_plan(draft, WEIGHT_ONLY)
 
@@ -145,6 +151,24 @@ def test_an_existing_checkpoint_is_kept_without_force_and_replaced_at_the_end_wi
     assert contents(out) == old
     write_checkpoint(plan, out, None, force=True)
     assert not (out / "note").exists() and names(tmp_path) == ["draft", "out"]
+
+
+@pytest.mark.parametrize("mark", ["hf_quant_config.json", "thesis"])
+def test_what_appears_meanwhile_is_kept_and_so_is_the_work(draft, tmp_path, mark):
+    plan, out = make_plan(draft, WEIGHT_ONLY), tmp_path / "out"
+
+    def somebody(what: str, fraction: float) -> None:
+        out.mkdir(exist_ok=True)
+        (out / mark).write_text("theirs")
+
+    with pytest.raises(UserError, match=r"appeared while .*\.out\.quantizing.*same command with --force finishes"):
+        write_checkpoint(plan, out, None, shard_bytes=SHARD, progress=somebody)
+    assert contents(out) == {mark: b"theirs"}
+    shards = len(list((tmp_path / ".out.quantizing").glob("*.safetensors")))
+    if mark == "thesis":
+        out.rename(tmp_path / "elsewhere")
+    assert write_checkpoint(plan, out, None, shard_bytes=SHARD, force=True).resumed == shards > 3
+    assert not (tmp_path / ".out.quantizing").exists() and not (out / "thesis").exists()
 
 
 def test_a_replacement_killed_between_its_renames_is_undone(draft, tmp_path):

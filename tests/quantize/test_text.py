@@ -112,6 +112,8 @@ def test_the_seed_chooses_and_the_order_stays():
         ("number.json", '["a", 3]', "number.json, entry 2", "no calibration text here: 3"),
         ("turns.jsonl", '{"messages": []}', "turns.jsonl, line 1", "messages cannot be read"),
         ("turns.jsonl", '[{"role": "user", "text": "a"}]', "turns.jsonl, line 1", "messages cannot be read"),
+        ("half.jsonl", '{"text": "a"}\n{"text": "a \\ud83d b"}', "half.jsonl, line 2", "\\ud83d is half a character"),
+        ("half.json", '["a", "\\udfff"]', "half.json, entry 2", "\\udfff is half a character"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_its_place(name, content, where, what, tmp_path):

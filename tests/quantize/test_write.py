@@ -10,10 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_trt.checkpoint import load_tensor, nvfp4, read_tensors
+from dflash_trt.checkpoint import load_tensor, nvfp4, read_draft, read_tensors
 from dflash_trt.errors import Failure, UserError
 from dflash_trt.quantize import PRESETS, Amax, make_plan, write_checkpoint
 from dflash_trt.quantize.check import check_written
+from tests.quantize.readers import READERS
 from tests.tiny import edit_tensors, make_draft, make_target
 
 SHARD = 12_000  # bytes: a tiny drafter becomes several files
@@ -79,6 +80,15 @@ def test_the_report_tells_error_and_outliers(draft, tmp_path):
     assert layers[[layer.module for layer in layers].index("layers.0.mlp.up_proj")].outlier > 50
 
 
+@pytest.mark.parametrize("factor", [1e-30, 1e38])
+def test_the_error_is_right_beyond_the_squares_of_float32(factor, draft, tmp_path):
+    name = "layers.0.mlp.down_proj"
+    change(draft, f"{name}.weight", lambda w: w.mul_(factor))
+    layers = write_checkpoint(make_plan(draft, WEIGHT_ONLY), tmp_path / "out", None).layers
+    layer = next(layer for layer in layers if layer.module == name)
+    assert 0.08 < layer.error < 0.11 and 3 < layer.outlier < 8
+
+
 def test_groups_share_both_scales_whatever_calibration_found_for_the_members(draft, tmp_path):
     plan = make_plan(draft, PRESETS["nvfp4"])
     amax = {linear.module: Amax(1.0 + i, 10.0 * (1 + i)) for i, linear in enumerate(plan.linears)}
@@ -128,7 +138,7 @@ def test_a_calibration_that_overflowed_is_told(draft, tmp_path, value):
         write_checkpoint(plan, tmp_path / "out", amax)
 
 
-def test_both_configs_say_what_the_tensors_are(draft, tmp_path):
+def test_both_configs_say_what_the_tensors_are_in_names_that_readers_understand(draft, tmp_path):
     for preset, algorithm in (("nvfp4-mlp", "NVFP4"), ("nvfp4-weight-only", "W4A16_NVFP4")):
         plan = make_plan(draft, PRESETS[preset])
         write_checkpoint(plan, tmp_path / preset, None, input_amax=1.0)
@@ -139,11 +149,17 @@ def test_both_configs_say_what_the_tensors_are(draft, tmp_path):
             "quant_algo": algorithm,
             "kv_cache_quant_algo": None,
             "group_size": 16,
-            "exclude_modules": list(plan.excluded),
+            "exclude_modules": flat["ignore"],
         }
+        packed = {linear.module for linear in plan.linears}
+        linears = [name.removesuffix(".weight") for name, value in tensors(draft).items() if value.ndim == 2]
+        for leaves in READERS:
+            assert [leaves(f"model.{name}", flat["ignore"]) for name in linears] == [n not in packed for n in linears]
+        read = read_draft(tmp_path / preset).quantization
+        assert (read.algo, {*read.packed}) == (algorithm, packed)
         assert nested["producer"] == flat["producer"] and flat["producer"]["name"] == "modelopt"
         assert flat["producer"]["version"].startswith("dflash-trt ")
-        assert (flat["quant_method"], flat["quant_algo"], flat["ignore"]) == ("modelopt", algorithm, [*plan.excluded])
+        assert (flat["quant_method"], flat["quant_algo"]) == ("modelopt", algorithm)
         group = flat["config_groups"]["group_0"]
         assert group["weights"] == {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
         assert group.get("input_activations") == (group["weights"] if algorithm == "NVFP4" else None)
@@ -180,6 +196,12 @@ def test_the_checkers_catch_what_a_reader_would_stumble_over(draft, tmp_path):
     config["quantization_config"]["ignore"] = []
     (out / "config.json").write_text(json.dumps(config))
     with pytest.raises(Failure, match="differ"):
+        check_written(plan, out)
+    nested = json.loads(good["hf_quant_config.json"])
+    config["quantization_config"]["ignore"] = nested["quantization"]["exclude_modules"] = ["*.self_attn.*"]
+    (out / "config.json").write_text(json.dumps(config))
+    (out / "hf_quant_config.json").write_text(json.dumps(nested))
+    with pytest.raises(Failure, match=r"self_attn\.\w+ is packed and in exclude_modules \(by \*\.self_attn\.\*\)"):
         check_written(plan, out)
 
 

@@ -1,0 +1,63 @@
+"""Functions of a model's own (domain `dflash`), whose bodies are standard ops: what ONNX Runtime runs for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir import tape
+
+DOMAIN = "dflash"
+OPSET = 24
+
+Operand = ir.Value | np.ndarray | np.generic
+
+
+class Body:
+    """Nodes of one function; called like an op, with arrays for constants."""
+
+    def __init__(self) -> None:
+        self._tape = tape.Tape()
+
+    @property
+    def nodes(self) -> list[ir.Node]:
+        return list(self._tape.nodes)
+
+    def __call__(self, op: str, *inputs: Operand, outputs: int = 1, **attributes: Any) -> Any:
+        """One node; its output, or a tuple of them when `outputs` > 1."""
+        values = [x if isinstance(x, ir.Value) else self._constant(np.asarray(x)) for x in inputs]
+        made = self._tape.op_multi_out(op, values, attributes=attributes, num_outputs=outputs)
+        for value in made:
+            value.name = f"t{len(self._tape.nodes)}.{value.index()}"
+        return made[0] if outputs == 1 else tuple(made)
+
+    def attribute(self, name: str) -> ir.Value:
+        """The calling node's integer attribute as a scalar."""
+        return self("Constant", value_int=ir.RefAttr("value_int", name, ir.AttributeType.INT))
+
+    def number(self, name: str) -> ir.Value:
+        """The calling node's float attribute as a scalar."""
+        return self("Constant", value_float=ir.RefAttr("value_float", name, ir.AttributeType.FLOAT))
+
+    def _constant(self, array: np.ndarray) -> ir.Value:
+        value = self._tape.op("Constant", [], attributes={"value": ir.tensor(array)})
+        value.name = f"c{len(self._tape.nodes)}"
+        return value
+
+
+def make_function(
+    name: str,
+    inputs: Sequence[str],
+    body: Callable[..., ir.Value | tuple[ir.Value, ...]],
+    attributes: Mapping[str, ir.AttributeType] = {},
+) -> ir.Function:
+    """`dflash::name` with these inputs and attributes; `body(op, *inputs)` gives its outputs."""
+    values = [ir.val(name) for name in inputs]
+    op = Body()
+    results = body(op, *values)
+    outputs = list(results) if isinstance(results, tuple) else [results]
+    graph = ir.Graph(values, outputs, nodes=op.nodes, opset_imports={"": OPSET}, name=name)
+    declared = [ir.Attr(name, kind, None) for name, kind in attributes.items()]
+    return ir.Function(DOMAIN, name, graph=graph, attributes=declared)
