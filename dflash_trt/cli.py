@@ -23,6 +23,7 @@ COMMANDS = {  # in the order of a first session; each is the function of that na
     "generate": "Answer prompts, with the drafter or without.",
     "verify": "Compare an engine with its references on this machine.",
     "bench": "Measure decoding with the drafter against decoding without it.",
+    "plugins": "Compile the plugins' kernels for every SM, without a GPU, and show what they use.",
 }
 INTERRUPTED = 128 + signal.SIGINT
 

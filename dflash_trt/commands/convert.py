@@ -29,6 +29,10 @@ def convert(
     block_size: int | None = typer.Option(
         None, help="Shorter draft block, or the block where the config names none.", show_default=False
     ),
+    ops: Literal["native", "plugin"] = typer.Option(
+        "native",
+        help="Attention, caches and acceptance by TensorRT's own layers, or by our plugins; a CPU runs either.",
+    ),
     force: bool = typer.Option(False, "--force", help="Replace an existing engine directory."),
     as_json: bool = typer.Option(False, "--json", help="Print the manifest as JSON."),
 ) -> None:
@@ -38,7 +42,7 @@ def convert(
     with progress_bar() as progress:
         made = engine.convert(
             target, draft, output, dtype=dtype, max_batch=max_batch, max_seq_len=max_seq_len, max_query=max_query,
-            block_size=block_size, force=force, progress=progress,
+            block_size=block_size, ops=ops, force=force, progress=progress,
         )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(made.manifest.as_json(), indent=2))

@@ -33,6 +33,10 @@ def build(
     compiler, target = choose(backend, sm)
     _check_dtype(engine.manifest.dtype, target, path)
     _check_nvfp4(engine.manifest, target, path)
+    if engine.manifest.ops == "plugin":
+        from dflash_trt.engine.plugins import check_build
+
+        check_build(path, compiler.name, target)
     kept = {} if force else {e.graph: e for e in engine.manifest.engines if _is_current(e, compiler, target, engine)}
     wanted = [engine.graph(draft=draft, cpu=False) for draft in (True, False) if engine.manifest.draft or not draft]
     partial = {graph: path / f".{graph.stem}.sm{target.number}.{os.getpid()}" for graph in wanted}
@@ -87,6 +91,7 @@ def _compile(
         nvfp4_weights=sum(model.nvfp4.weights for model in models if model.nvfp4),
         limits=manifest.limits if len(models) > 1 else dataclasses.replace(manifest.limits, block_size=1),
         output=str(output),
+        ops=manifest.ops,
     )
     layers = worker.run(job, progress)
     return CompiledEngine(

@@ -20,6 +20,7 @@ from dflash_trt.graph import write_graphs
 from dflash_trt.progress import Progress, silent
 
 DTYPES = ("bfloat16", "float16", "float32")  # float32 for a CPU alone: TensorRT has no attention kernel for it
+OPS = ("native", "plugin")
 MAX_BATCH = 8
 MAX_SEQ_LEN = 4096  # or what the models can, if less
 MAX_QUERY = 256  # enough columns to use a GPU's matrix units in prefill; each costs a cache position
@@ -43,21 +44,29 @@ def convert(
     max_seq_len: int | None = None,
     max_query: int = MAX_QUERY,
     block_size: int | None = None,
+    ops: str = OPS[0],
     force: bool = False,
     progress: Progress = silent,
 ) -> Engine:
     """Write the engine directory `output` for a target and its drafter (None: autoregressive only).
 
     `dtype` is that of the graphs TensorRT compiles; a CPU computes in float32. `block_size` shortens the drafter's
-    block or, where its config names none, gives it. Raises UserError for checkpoints or limits that do not fit.
+    block or, where its config names none, gives it. `ops`: attention, caches and acceptance by TensorRT's own layers or
+    by this package's plugins; a CPU runs either. Raises UserError for checkpoints or limits that do not fit.
     """
     if dtype not in DTYPES:
         raise UserError(f"dtype {dtype!r} is not supported", where="--dtype", fix=f"choose one of {', '.join(DTYPES)}")
     for option, value in {"--max-batch": max_batch, "--max-query": max_query, "--max-seq-len": max_seq_len}.items():
         if value is not None and value < 1:
             raise UserError(f"{value} is too small", where=option, fix="give 1 or more")
+    if ops not in OPS:
+        raise UserError(f"ops {ops!r} are not supported", where="--ops", fix=f"choose {' or '.join(OPS)}")
     progress("reading the checkpoints", 0)
     models = pair(read_target(target), read_draft(draft, block_size) if draft else None)
+    if ops == "plugin":
+        from dflash_trt.engine.plugins import check_pair
+
+        check_pair(models, dtype)
     limits = Limits(
         max_batch=max_batch,
         max_seq_len=_max_seq_len(models, max_seq_len),
@@ -66,12 +75,12 @@ def convert(
     )
     with staged(output, force=force) as directory:
         progress("writing the graphs", 0.2)
-        write_graphs(models, directory, dtype=dtype, cache_len=limits.cache_len)
+        write_graphs(models, directory, dtype=dtype, cache_len=limits.cache_len, ops=ops)
         for name in TOKENIZER_FILES:
             if (models.target.path / name).is_file():
                 shutil.copyfile(models.target.path / name, directory / name)
         progress("taking fingerprints", 0.8)
-        manifest = _describe(models, directory, dtype, limits)
+        manifest = _describe(models, directory, dtype, limits, ops)
         manifest.write(directory)
     progress("done", 1)
     return Engine(output, manifest)
@@ -92,7 +101,7 @@ def _max_seq_len(models: Pair, wanted: int | None) -> int:
     return wanted
 
 
-def _describe(models: Pair, directory: Path, dtype: str, limits: Limits) -> Manifest:
+def _describe(models: Pair, directory: Path, dtype: str, limits: Limits, ops: str) -> Manifest:
     written = sorted(path for path in directory.iterdir() if path.is_file())
     links = sorted(path for path in directory.rglob("*") if path.is_symlink())
     target, draft = _model(models.target), _model(models.draft) if models.draft else None
@@ -112,6 +121,7 @@ def _describe(models: Pair, directory: Path, dtype: str, limits: Limits) -> Mani
         engines=(),
         tools={"dflash-trt": __version__, "python": platform.python_version()}
         | {name: version(name) for name in ("onnx", "onnx-ir")},
+        ops=ops,
     )
 
 

@@ -112,6 +112,7 @@ class Manifest:
     weights: dict[str, WeightFile]  # links in the directory → checkpoint files
     engines: tuple[CompiledEngine, ...]
     tools: dict[str, str]  # name → version of what wrote the directory
+    ops: str = "native"  # or "plugin": who computes attention, caches and acceptance under TensorRT
 
     @property
     def pair(self) -> str:

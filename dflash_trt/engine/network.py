@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,13 +19,29 @@ def parse(trt: ModuleType, builder: Any, logger: Any, graph: Path, decoder_layer
 
     Raises Failure with the parser's words if it refuses, or if attention, caches or 4-bit weights did not stay native.
     """
-    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    parser = trt.OnnxParser(network, logger)
-    if not parser.parse_from_file(str(graph)):
-        raise refusal(f"cannot read {graph}", [parser.get_error(i).desc() for i in range(parser.num_errors)])
+    network = _read(trt, builder, logger, graph, lambda parser: parser.parse_from_file(str(graph)))
     _set_lengths(trt, network)
     _require_native(network, graph, decoder_layers)
     _require_packed(trt, network, graph, nvfp4_weights)
+    return network
+
+
+def parse_plugins(
+    trt: ModuleType, builder: Any, logger: Any, graph: Path, config: Any, sm: int, nvfp4_weights: int
+) -> Any:
+    """As `parse`, of a graph whose attention and caches are plugins for `sm`."""
+    from dflash_trt.engine.plugins import parse_with_plugins
+
+    network = _read(trt, builder, logger, graph, lambda parser: parse_with_plugins(trt, parser, config, graph, sm))
+    _require_packed(trt, network, graph, nvfp4_weights)
+    return network
+
+
+def _read(trt: ModuleType, builder: Any, logger: Any, graph: Path, parse: Callable[[Any], bool]) -> Any:
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, logger)
+    if not parse(parser):
+        raise refusal(f"cannot read {graph}", [parser.get_error(i).desc() for i in range(parser.num_errors)])
     return network
 
 

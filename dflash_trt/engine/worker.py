@@ -19,7 +19,7 @@ from typing import Any
 from dflash_trt.durable import sync, uninterrupted
 from dflash_trt.engine.backends import Backend, load_backend
 from dflash_trt.engine.manifest import Limits
-from dflash_trt.engine.network import add_profiles, count_layers, parse, refusal
+from dflash_trt.engine.network import add_profiles, count_layers, parse, parse_plugins, refusal
 from dflash_trt.engine.watch import make_logger, make_monitor
 from dflash_trt.errors import DflashError, Failure
 from dflash_trt.progress import Progress
@@ -38,6 +38,7 @@ class Job:
     nvfp4_weights: int
     limits: Limits
     output: str
+    ops: str = "native"
 
 
 def run(job: Job, progress: Progress) -> dict[str, int]:
@@ -113,9 +114,13 @@ def compile_graph(compiler: Backend, job: Job) -> dict[str, int]:
     trt = compiler.module
     logger = make_logger(trt, lambda text: tell("said", text))
     builder = trt.Builder(logger)
-    network = parse(trt, builder, logger, Path(job.graph), job.decoder_layers, job.nvfp4_weights)
-    layers = count_layers(network)
     config = builder.create_builder_config()
+    place = (trt, builder, logger, Path(job.graph))
+    if job.ops == "plugin":
+        network = parse_plugins(*place, config, job.sm, job.nvfp4_weights)
+    else:
+        network = parse(*place, job.decoder_layers, job.nvfp4_weights)
+    layers = count_layers(network)
     monitor = make_monitor(trt, lambda fraction: tell("progress", fraction))
     config.progress_monitor = monitor  # the config does not keep it alive
     if compiler.ahead_of_time:

@@ -47,8 +47,10 @@ def pick(net: Net, rows: ir.Value, column: ir.Value) -> ir.Value:
     return net.op("Squeeze", net.op("GatherElements", rows, net.unsqueeze(column, 1), axis=1), net.const([1]))
 
 
-def choose(net: Net, logits: ir.Value, sampling: Sampling, vocab: int) -> ir.Value:
+def choose(net: Net, logits: ir.Value, sampling: Sampling, vocab: int, greedy: ir.Value | None = None) -> ir.Value:
     """The target's token at each position: logits float32 [B, K, V] → int64 [B, K].
+
+    `greedy` [B, K]: the most likely ones, where they are known.
 
     Sampling is computed only in calls with a row that asks for it, the candidate list only where top_k or top_p is
     on; what a row gets depends on that row alone.
@@ -70,8 +72,8 @@ def choose(net: Net, logits: ir.Value, sampling: Sampling, vocab: int) -> ir.Val
             lambda: otherwise,
         )
 
-    token = net.op("ArgMax", logits, axis=-1, keepdims=0)
-    token = by(hot, lambda: _inverse_cdf(net, softmax_weights(), sampling.uniform), token)
+    greedy = greedy or net.op("ArgMax", logits, axis=-1, keepdims=0)
+    token = by(hot, lambda: _inverse_cdf(net, softmax_weights(), sampling.uniform), greedy)
     return by(cut, lambda: _from_candidates(net, softmax_weights(), sampling, min(CANDIDATES, vocab)), token)
 
 

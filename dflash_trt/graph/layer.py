@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import onnx_ir as ir
 
@@ -10,6 +12,7 @@ from dflash_trt.checkpoint import StackConfig
 from dflash_trt.graph.linear import project
 from dflash_trt.graph.net import Net
 from dflash_trt.graph.rope import Rotation
+from dflash_trt.graph.visibility import Sight, Visibility
 from dflash_trt.graph.weights import Weights
 
 
@@ -19,21 +22,51 @@ class Rows:
 
     shape: ir.Value  # [2]: (B, Q)
     start: ir.Value  # [B]: cache position of column 0
+    count: ir.Value  # [B]: columns that are more than padding
     length: ir.Value  # [B]: cache positions in use once this pass has written its own, start + Q
     rotation: Rotation
+    visibility: Visibility
 
 
-@dataclass
-class Cache:
-    """Keys and values of one layer, [B, Hkv, S, D]; each write makes the next version of the same buffer."""
+@dataclass(frozen=True)
+class Projected:
+    """What a layer's rows became."""
 
-    k: ir.Value
-    v: ir.Value
+    raw: ir.Value  # [B*Q, (Hq + 2*Hkv)*D], q, k and v as projected
+    q: ir.Value  # [B, Hq, Q, D], normed where the model does that, and rotated
+    k: ir.Value  # [B, Hkv, Q, D], likewise
+    v: ir.Value  # [B, Hkv, Q, D]
 
-    def write(self, net: Net, k: ir.Value, v: ir.Value, start: ir.Value) -> None:
-        """Put k, v [B, Hkv, Q, D] at positions start[b] … start[b] + Q - 1."""
-        self.k = net.op("TensorScatter", self.k, k, start, axis=2, mode="linear")
-        self.v = net.op("TensorScatter", self.v, v, start, axis=2, mode="linear")
+
+class LayerCache(Protocol):
+    """The past of one layer: takes the rows' keys and values in, and lets the rows attend to all of it."""
+
+    def attend(
+        self, net: Net, config: StackConfig, weights: Weights, new: Projected, rows: Rows, sight: Sight
+    ) -> ir.Value:
+        """[B, Hq, Q, D]"""
+        ...
+
+
+class Caches(Protocol):
+    """Those of all layers of a model, as inputs and outputs of the graph."""
+
+    @property
+    def layers(self) -> Sequence[LayerCache]: ...
+
+    @property
+    def length(self) -> ir.Value:
+        """S, a scalar."""
+        ...
+
+    def inject(self, weights: Weights, y: ir.Value, rows: Rows, n_new: ir.Value, block: int) -> Sequence[LayerCache]:
+        """Take in a drafter's context: y [B*Q, 2*L*Hkv*D], k of all layers and then v of all layers as projected, of
+        which the first n_new[b] rows count. A block of so many columns follows them. Returns the layers' caches."""
+        ...
+
+    def present(self) -> None:
+        """Make the outputs; whoever runs the graph binds them to the same buffers as the inputs."""
+        ...
 
 
 def heads(net: Net, x: ir.Value, rows: ir.Value, count: int, head_dim: int) -> ir.Value:
@@ -42,31 +75,27 @@ def heads(net: Net, x: ir.Value, rows: ir.Value, count: int, head_dim: int) -> i
     return net.op("Transpose", net.reshape(x, shape), perm=[0, 2, 1, 3])
 
 
-def project_qkv(net: Net, config: StackConfig, weights: Weights, x: ir.Value, rows: Rows) -> tuple[ir.Value, ...]:
-    """q [B, Hq, Q, D], k and v [B, Hkv, Q, D] of the normed rows x, rotated."""
-    y = project(net, weights, x, *(f"self_attn.{part}_proj" for part in "qkv"))
-    y = heads(net, y, rows.shape, config.heads + 2 * config.kv_heads, config.head_dim)
+def project_qkv(net: Net, config: StackConfig, weights: Weights, x: ir.Value, rows: Rows) -> Projected:
+    """q, k and v of the normed rows x [B*Q, H]."""
+    raw = project(net, weights, x, *(f"self_attn.{part}_proj" for part in "qkv"))
+    y = heads(net, raw, rows.shape, config.heads + 2 * config.kv_heads, config.head_dim)
     if config.qk_norm:
         q, k, v = net.split(y, [config.heads, config.kv_heads, config.kv_heads], axis=1)
         q = rows.rotation(net.rms_norm(q, weights("self_attn.q_norm.weight"), config.rms_eps))
         k = rows.rotation(net.rms_norm(k, weights("self_attn.k_norm.weight"), config.rms_eps))
-        return q, k, v
+        return Projected(raw, q, k, v)
     qk, v = net.split(y, [config.heads + config.kv_heads, config.kv_heads], axis=1)
-    return *net.split(rows.rotation(qk), [config.heads, config.kv_heads], axis=1), v
+    q, k = net.split(rows.rotation(qk), [config.heads, config.kv_heads], axis=1)
+    return Projected(raw, q, k, v)
 
 
 def decoder_layer(
-    net: Net, config: StackConfig, weights: Weights, x: ir.Value, rows: Rows, cache: Cache, visible: ir.Value
+    net: Net, config: StackConfig, weights: Weights, x: ir.Value, rows: Rows, cache: LayerCache, sight: Sight
 ) -> ir.Value:
-    """x [B*Q, H] → [B*Q, H]; writes the rows' keys and values to the cache and attends to it.
-
-    `visible`: mask bool [B, 1, Q, S]. The lengths add nothing to it but the permission to stop early.
-    """
+    """x [B*Q, H] → [B*Q, H]; the cache takes the rows' keys and values in."""
     normed = net.rms_norm(x, weights("input_layernorm.weight"), config.rms_eps)
-    q, k, v = project_qkv(net, config, weights, normed, rows)
-    cache.write(net, k, v, rows.start)
-    scale = config.head_dim**-0.5
-    y = net.op("Attention", q, cache.k, cache.v, visible, None, None, rows.length, scale=scale)
+    new = project_qkv(net, config, weights, normed, rows)
+    y = cache.attend(net, config, weights, new, rows, sight)
     y = net.reshape(net.op("Transpose", y, perm=[0, 2, 1, 3]), [-1, config.heads * config.head_dim])
     x = project(net, weights, y, "self_attn.o_proj", residual=x)
 

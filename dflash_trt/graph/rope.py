@@ -80,7 +80,8 @@ class Rotation:
         )
         scale = net.const(factor, np.float32)
         self._net = net
-        self._cos, self._sin = (net.cast(net.mul(net.op(f, angles), scale), net.dtype) for f in ("Cos", "Sin"))
+        self.cos, self.sin = (net.mul(net.op(f, angles), scale) for f in ("Cos", "Sin"))  # [B, Q, D/2] float32
+        self._cos, self._sin = (net.cast(angle, net.dtype) for angle in (self.cos, self.sin))
 
     def __call__(self, x: ir.Value) -> ir.Value:
         """Rotate x [B, heads, Q, D]."""

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from dflash_trt.checkpoint import Pair, StackConfig
+from dflash_trt.checkpoint import Pair
+from dflash_trt.graph import decide
 from dflash_trt.graph.accept import Sampling, accept, choose
 from dflash_trt.graph.draft import DraftNet
-from dflash_trt.graph.layer import Cache, Rows
+from dflash_trt.graph.layer import Caches, Rows
+from dflash_trt.graph.native import NativeCaches
 from dflash_trt.graph.net import Net
+from dflash_trt.graph.plugin import PluginCaches
 from dflash_trt.graph.rope import Rotation
 from dflash_trt.graph.target import TargetNet
 from dflash_trt.graph.visibility import Visibility
@@ -19,7 +22,12 @@ from dflash_trt.graph.visibility import Visibility
 I64, F32 = ir.DataType.INT64, ir.DataType.FLOAT
 
 
-def build_step(pair: Pair, *, dtype: str, cache_len: int | None = None, debug: bool = False) -> Net:
+CACHES: dict[str, type[NativeCaches] | type[PluginCaches]] = {"native": NativeCaches, "plugin": PluginCaches}
+
+
+def build_step(
+    pair: Pair, *, dtype: str, cache_len: int | None = None, ops: str = "native", debug: bool = False
+) -> Net:
     """Build the graph of `pair`, autoregressive if it has no drafter.
 
     `dtype`: float32, bfloat16 or float16, of weights, activations and caches; logits are float32. `debug` adds the
@@ -28,6 +36,9 @@ def build_step(pair: Pair, *, dtype: str, cache_len: int | None = None, debug: b
     `cache_len` asks for the form that TensorRT compiles: S is fixed to it, and sampling is computed in every call,
     for a CUDA graph cannot hold a conditional (nor does TensorRT-RTX 1.7 find attention kernels behind one). By
     default S may differ from call to call, and calls without a sampling row skip that work.
+
+    `ops`: attention, caches and acceptance by TensorRT's "native" layers, or by this package's ops, each a "plugin" for
+    TensorRT and a function of standard ops for everybody else (`plugin.py`).
     """
     net = Net(dtype, native=cache_len is not None)
     target = TargetNet(net, pair.target)
@@ -43,19 +54,21 @@ def build_step(pair: Pair, *, dtype: str, cache_len: int | None = None, debug: b
         net.input("uniform", F32, ("batch", block_size)),
     )
     positions_per_slot: int | str = cache_len or "cache"
-    target_caches = _caches(net, "target", pair.target.config, positions_per_slot)
-    draft_caches = _caches(net, "draft", pair.draft.config, positions_per_slot) if pair.draft else []
+    target_caches: Caches = CACHES[ops](net, "target", pair.target.config, positions_per_slot)
+    draft_caches = CACHES[ops](net, "draft", pair.draft.config, positions_per_slot) if pair.draft else None
 
     # the target over all columns
     shape = net.op("Shape", ids)
     batch, query = (net.op("Squeeze", part) for part in net.split(shape, [1, 1], axis=0))
-    key_positions = net.op("Squeeze", net.op("Shape", target_caches[0].k, start=2, end=3))
+    key_positions = target_caches.length
     positions = _positions(net, past_len, net.arange(query))
     written = net.named("target.kv_lengths", net.add(past_len, query))
-    rows = Rows(shape, past_len, written, Rotation(net, target.config.rope, target.config.head_dim, positions))
+    rotation = Rotation(net, target.config.rope, target.config.head_dim, positions)
+    visibility = Visibility(net, positions, written, key_positions)
+    rows = Rows(shape, past_len, n_valid, written, rotation, visibility)
     x = target.embed(net.reshape(ids, [-1]))
     taps = pair.draft.config.target_layer_ids if pair.draft else ()
-    x, features = target.layers(x, rows, target_caches, Visibility(net, positions, written, key_positions), taps)
+    x, features = target.layers(x, rows, target_caches.layers, taps)
 
     # its choice after the last certain column and after each draft
     with net.scope("accept"):
@@ -66,9 +79,13 @@ def build_step(pair: Pair, *, dtype: str, cache_len: int | None = None, debug: b
         flat = net.add(columns, net.unsqueeze(net.mul(net.arange(batch), query), 1))
         logits = target.head(target.norm(net.op("Gather", x, net.reshape(flat, [-1]), axis=0)))
         logits = net.reshape(logits, [-1, block_size, target.config.vocab])
-        choice = choose(net, logits, sampling, target.config.vocab)  # [B, K]
+        greedy = _most_likely(net, logits, ops)  # [B, K]
+        choice = choose(net, logits, sampling, target.config.vocab, greedy)
         choice = net.reshape(choice, _shape(net, batch, block_size))
-        if draft:
+        if draft and ops == "plugin":
+            given = (ids, n_valid, n_given, past_len)
+            n_accepted, next_token, _ = decide.accept(net, greedy, choice, sampling.temperature, *given)
+        elif draft:
             following = net.op("Min", net.add(net.unsqueeze(n_given, 1), net.const([range(block_size - 1)])), last)
             drafts = net.op("GatherElements", ids, following, axis=1)
             n_accepted, next_token = accept(net, choice, drafts, net.op("Sub", n_valid, n_given), block_size - 1)
@@ -77,11 +94,12 @@ def build_step(pair: Pair, *, dtype: str, cache_len: int | None = None, debug: b
     next_block = net.unsqueeze(next_token, 1)
 
     # the drafter: inject what is now certain, then one pass over the next block
-    if draft:
+    if draft and draft_caches:
         n_new = net.add(n_given, n_accepted)  # rejected columns lie beyond and are overwritten
         with net.scope("draft/inject"):
             rotation = Rotation(net, draft.config.rope, draft.config.head_dim, positions)
-            draft_caches = draft.inject(features, Rows(shape, past_len, written, rotation), n_new, draft_caches)
+            context = Rows(shape, past_len, n_new, written, rotation, visibility)
+            layers = draft.inject(features, context, n_new, draft_caches)
         with net.scope("draft/block"):
             start = net.add(past_len, n_new)
             end = net.named("draft.kv_lengths", net.add(start, net.const(block_size)))
@@ -89,19 +107,19 @@ def build_step(pair: Pair, *, dtype: str, cache_len: int | None = None, debug: b
             masks = net.op("Expand", net.const([[draft.config.mask_token_id]]), _shape(net, batch, block_size - 1))
             block = net.concat([next_block, masks], axis=1)
             rotation = Rotation(net, draft.config.rope, draft.config.head_dim, positions)
-            draft_logits = draft.propose(
-                target, block, Rows(_shape(net, batch, block_size), start, end, rotation), draft_caches,
-                Visibility(net, positions, end, key_positions),
-            )  # fmt: skip
-            proposed = net.op("ArgMax", draft_logits, axis=-1, keepdims=0)
+            count = net.op("Expand", net.const([block_size]), net.op("Shape", start))
+            visibility = Visibility(net, positions, end, key_positions)
+            block_rows = Rows(_shape(net, batch, block_size), start, count, end, rotation, visibility)
+            draft_logits = draft.propose(target, block, block_rows, layers)
+            proposed = _most_likely(net, draft_logits, ops)
         next_block = net.concat([next_block, proposed], axis=1)
 
     net.output("n_accepted", n_accepted, I64, ("batch",))
     net.output("next_token", next_token, I64, ("batch",))
     net.output("next_block", net.op("Identity", next_block), I64, ("batch", block_size))
-    _present(net, "target", target_caches, pair.target.config, positions_per_slot)
-    if pair.draft:
-        _present(net, "draft", draft_caches, pair.draft.config, positions_per_slot)
+    target_caches.present()
+    if draft_caches:
+        draft_caches.present()
     if debug:
         net.output("logits", logits, F32, ("batch", block_size, target.config.vocab))
     if debug and draft:
@@ -113,6 +131,15 @@ def build_step(pair: Pair, *, dtype: str, cache_len: int | None = None, debug: b
     return net
 
 
+def _most_likely(net: Net, logits: ir.Value, ops: str) -> ir.Value:
+    """logits [B, n, V] → int64 [B, n]"""
+    if ops == "native":
+        return net.op("ArgMax", logits, axis=-1, keepdims=0)
+    rows = net.reshape(logits, net.concat([net.const([-1]), net.op("Shape", logits, start=2)], axis=0))
+    _, index = decide.draft_head(net, rows)
+    return net.reshape(index, net.op("Shape", logits, end=2))
+
+
 def _positions(net: Net, start: ir.Value, columns: ir.Value) -> ir.Value:
     """start [B], columns [n] → [B, n]."""
     return net.add(net.unsqueeze(start, 1), net.unsqueeze(columns, 0))
@@ -121,18 +148,3 @@ def _positions(net: Net, start: ir.Value, columns: ir.Value) -> ir.Value:
 def _shape(net: Net, batch: ir.Value, columns: int) -> ir.Value:
     """(B, columns) as a shape; taken from the inputs, so that compilers see through it whatever comes between."""
     return net.concat([net.unsqueeze(batch, 0), net.const([columns])], axis=0)
-
-
-def _caches(net: Net, role: str, config: StackConfig, length: int | str) -> list[Cache]:
-    shape = ("batch", config.kv_heads, length, config.head_dim)
-    return [
-        Cache(*(net.input(f"{role}_{kind}_cache.{i}", net.dtype, shape) for kind in "kv")) for i in range(config.layers)
-    ]
-
-
-def _present(net: Net, role: str, caches: list[Cache], config: StackConfig, length: int | str) -> None:
-    """The caches after the call; whoever runs the graph binds them to the same buffers as the inputs."""
-    shape = ("batch", config.kv_heads, length, config.head_dim)
-    for i, cache in enumerate(caches):
-        net.output(f"{role}_k_present.{i}", cache.k, net.dtype, shape)
-        net.output(f"{role}_v_present.{i}", cache.v, net.dtype, shape)

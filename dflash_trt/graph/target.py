@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from dflash_trt.checkpoint import Target
-from dflash_trt.graph.layer import Cache, Rows, decoder_layer
+from dflash_trt.graph.layer import LayerCache, Rows, decoder_layer
 from dflash_trt.graph.linear import project
 from dflash_trt.graph.net import Net
-from dflash_trt.graph.visibility import Visibility
+from dflash_trt.graph.visibility import Sight
 from dflash_trt.graph.weights import Weights
 
 
@@ -31,7 +31,7 @@ class TargetNet:
         return rows if rows.dtype == self.net.dtype else self.net.cast(rows, self.net.dtype)
 
     def layers(
-        self, x: ir.Value, rows: Rows, caches: Sequence[Cache], visibility: Visibility, taps: Sequence[int]
+        self, x: ir.Value, rows: Rows, caches: Sequence[LayerCache], taps: Sequence[int]
     ) -> tuple[ir.Value, list[ir.Value]]:
         """x [B*Q, H] → the last hidden state and the outputs of the tapped layers, in the order asked for.
 
@@ -48,7 +48,7 @@ class TargetNet:
                     x,
                     rows,
                     cache,
-                    visibility(causal=True, window=self.config.windows[i]),
+                    Sight(causal=True, window=self.config.windows[i]),
                 )
             outputs[i] = x
         if len(caches) - 1 in taps:

@@ -11,14 +11,21 @@ from dflash_trt.graph.step import build_step
 
 
 def write_step(
-    pair: Pair, directory: Path, name: str, *, dtype: str, cache_len: int | None = None, debug: bool = False
+    pair: Pair,
+    directory: Path,
+    name: str,
+    *,
+    dtype: str,
+    cache_len: int | None = None,
+    ops: str = "native",
+    debug: bool = False,
 ) -> Path:
     """Write `directory/NAME.onnx` and, under `directory/weights/`, a link to every checkpoint file it refers to.
 
     TensorRT's parser follows the links; ONNX Runtime refuses external data outside the model's folder, so its session
     maps the files itself. Returns the graph's path. Arguments as for `build_step`.
     """
-    net = build_step(pair, dtype=dtype, cache_len=cache_len, debug=debug)
+    net = build_step(pair, dtype=dtype, cache_len=cache_len, ops=ops, debug=debug)
     path = directory / f"{name}.onnx"
     ir.save(net.model(name), path)
     for location, file in net.links.items():
@@ -29,7 +36,9 @@ def write_step(
     return path
 
 
-def write_graphs(pair: Pair, directory: Path, *, rank: int = 0, dtype: str, cache_len: int) -> list[Path]:
+def write_graphs(
+    pair: Pair, directory: Path, *, rank: int = 0, dtype: str, cache_len: int, ops: str = "native"
+) -> list[Path]:
     """Write every graph of one rank: with and without the drafter, for TensorRT and for a CPU.
 
     `rankN.onnx` and `rankN-ar.onnx` compute in `dtype` over caches of `cache_len` positions, as TensorRT compiles them;
@@ -40,7 +49,7 @@ def write_graphs(pair: Pair, directory: Path, *, rank: int = 0, dtype: str, cach
         path
         for name, variant in pairs.items()
         for path in (
-            write_step(variant, directory, name, dtype=dtype, cache_len=cache_len),
-            write_step(variant, directory, f"{name}.cpu", dtype="float32"),
+            write_step(variant, directory, name, dtype=dtype, cache_len=cache_len, ops=ops),
+            write_step(variant, directory, f"{name}.cpu", dtype="float32", ops=ops),
         )
     ]

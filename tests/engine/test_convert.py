@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.engine import convert, open_engine
+from dflash_trt.engine import build, convert, open_engine
 from dflash_trt.errors import UserError
 from tests.checkpoint.sparse import write_draft, write_target
+from tests.tiny import make_pair
 
 DFLASH_TRT = str(Path(sys.executable).with_name("dflash-trt"))
 
@@ -90,3 +91,18 @@ def test_a_16_gb_target_and_an_8_layer_drafter_convert_in_half_a_minute_and_700_
     assert status == 0
     assert time.perf_counter() - started < 30
     assert usage.ru_maxrss < 700_000  # KiB
+
+
+def test_plugins_are_for_shapes_that_kernels_exist_for(tmp_path):
+    narrow = make_pair(tmp_path / "narrow")
+    with pytest.raises(UserError, match=r"plugins do not take heads of 16 .* 64, 128, 256"):
+        convert(*narrow, tmp_path / "engine", ops="plugin")
+    wide = make_pair(tmp_path / "wide", target_config={"head_dim": 64}, draft_config={"head_dim": 64})
+    with pytest.raises(UserError, match=r"plugins do not compute in float32"):
+        convert(*wide, tmp_path / "engine", ops="plugin", dtype="float32")
+    with pytest.raises(UserError, match=r"ops 'fast' are not supported .* native or plugin"):
+        convert(*wide, tmp_path / "engine", ops="fast")
+    engine = convert(*wide, tmp_path / "engine", ops="plugin", max_seq_len=64)
+    assert engine.manifest.ops == "plugin"
+    with pytest.raises(UserError, match=r"tensorrt-rtx takes no plugins .* --ops native"):
+        build(engine.path, sm=120)

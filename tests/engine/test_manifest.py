@@ -38,9 +38,17 @@ def test_a_newer_minor_version_with_unknown_keys_is_read(engine):
     assert read_manifest(engine).files == before.files
 
 
+def test_keys_that_version_1_0_did_not_have_take_their_defaults(converted, tmp_path):
+    values = json.loads((converted / NAME).read_text())
+    del values["ops"], values["target"]["nvfp4"], values["draft"]["nvfp4"]
+    (tmp_path / NAME).write_text(json.dumps(values | {"format": "1.0"}))
+    old = read_manifest(tmp_path)
+    assert (old.ops, old.target.nvfp4, old.draft.nvfp4) == ("native", None, None)
+
+
 def test_every_missing_key_is_named(converted, tmp_path):
     values = json.loads((converted / NAME).read_text())
-    for key in values.keys() - {"format"}:
+    for key in values.keys() - {"format", "ops"}:
         (tmp_path / NAME).write_text(json.dumps({name: value for name, value in values.items() if name != key}))
         with pytest.raises(UserError, match=rf"^{key} is missing — .*{NAME} — .*convert"):
             read_manifest(tmp_path)

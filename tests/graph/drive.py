@@ -24,13 +24,19 @@ class Row:
 
 
 def load(
-    target: Path, draft: Path | None, directory: Path, *, max_batch: int = 1, block_size: int | None = None
+    target: Path,
+    draft: Path | None,
+    directory: Path,
+    *,
+    max_batch: int = 1,
+    block_size: int | None = None,
+    ops: str = "native",
 ) -> OrtSession:
     """The float32 debug graph of a pair (autoregressive without a drafter), ready to step."""
     checkpoint = read_target(target)
     checked = pair(checkpoint, read_draft(draft, block_size)) if draft else Pair(checkpoint, None)
     directory.mkdir()
-    graph = write_step(checked, directory, "rank0", dtype="float32", debug=True)
+    graph = write_step(checked, directory, "rank0", dtype="float32", ops=ops, debug=True)
     width = checked.draft.config.block_size if checked.draft else 1
     return OrtSession(graph, Limits(max_batch, 512, width, 64), threads=1)
 

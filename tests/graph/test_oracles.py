@@ -64,12 +64,13 @@ def close(ours: np.ndarray, reference: np.ndarray) -> None:
     np.testing.assert_allclose(ours, reference, rtol=0, atol=1e-4 * max(1.0, np.abs(reference).max()))
 
 
+@pytest.mark.parametrize("ops", ["native", "plugin"])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_logits_and_drafts_equal_the_oracles(name, tmp_path):
+def test_logits_and_drafts_equal_the_oracles(name, ops, tmp_path):
     base, target_config, draft_config = VARIANTS[name]
     target, draft = make_pair(tmp_path, base, target_config=target_config, draft_config=draft_config, dtype="float32")
     oracle = Oracle(target, draft)
-    session = load(target, draft, tmp_path / "engine")
+    session = load(target, draft, tmp_path / "engine", ops=ops)
     K = session.limits.block_size
 
     text = [int(t) for t in np.random.default_rng(0).integers(0, 250, 37)]

@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # two minutes on two
 DRAFTER = Path(__file__).parents[2] / "examples/smollm2/drafter"
 LENGTH = 128
 STRIDE = 3  # blocks are compared in every third answer: the wheel works through the whole text for each
+PLUGIN, SHORT = 4, 32  # prompts and tokens to compare plugin ops on
 LOOPS = 3  # prompts on which the wheel's own loop runs
 
 
@@ -78,10 +79,10 @@ def drafter(target) -> DraftOracle:
     return DraftOracle(read_draft(DRAFTER), target)
 
 
-def answer(engine: Engine, prompts: list[list[int]], *, draft: bool) -> list[Answer]:
+def answer(engine: Engine, prompts: list[list[int]], *, draft: bool, length: int = LENGTH) -> list[Answer]:
     """All prompts, eight at a time, greedily."""
     generator = open_generator(engine, draft=draft)
-    answers = {generator.add(Request(prompt, LENGTH)): Answer(prompt) for prompt in prompts}
+    answers = {generator.add(Request(prompt, length)): Answer(prompt) for prompt in prompts}
     while generator.busy:
         for out in generator.step():
             said = answers[out.request_id]
@@ -157,3 +158,11 @@ def test_the_wheels_own_loop_takes_the_same_steps(engine, dflash, target, drafte
         # Near the end of its budget the wheel drafts shorter blocks, and other ones; ours only verifies less of them.
         whole = sum(np.cumsum(result.acceptance_lengths) + block_size < LENGTH)
         assert result.acceptance_lengths[:whole] == said.steps[1:][:whole]
+
+
+def test_plugin_ops_give_the_tokens_of_native_ops(engine, prompts, dflash, tmp_path):
+    """On a CPU the plugins are functions of standard ops; with the drafter, and without."""
+    plugin = convert(prepare(), DRAFTER, tmp_path / "engine", max_batch=8, max_seq_len=512, ops="plugin")
+    for draft in (True, False):
+        for ours, said in zip(answer(plugin, prompts[:PLUGIN], draft=draft, length=SHORT), dflash, strict=False):
+            assert ours.new == said.new[:SHORT]
