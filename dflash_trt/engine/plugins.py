@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,12 +44,15 @@ def _config(half: Target | Draft, dtype: str) -> Config:
 
 
 def check_build(path: Path, compiler: str, sm: Sm) -> None:
-    """Raises UserError unless `compiler` takes plugins, and kernels exist for `sm`."""
+    """Raises UserError unless `compiler` takes plugins, and kernels exist for `sm` and can be compiled."""
     if compiler != TENSORRT:
         raise UserError(
             f"{compiler} takes no plugins", where=path, fix=f"build with {TENSORRT}, or convert with --ops native"
         )
     check_sm(sm.number)
+    if find_spec("triton") is None:
+        fix = "pip install 'dflash-trt[plugins]', or convert with --ops native"
+        raise UserError("Triton, which compiles the plugins' kernels, is not installed", where=path, fix=fix)
 
 
 def parse_with_plugins(trt: ModuleType, parser: Any, config: Any, graph: Path, sm: int) -> bool:

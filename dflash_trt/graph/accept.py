@@ -47,10 +47,20 @@ def pick(net: Net, rows: ir.Value, column: ir.Value) -> ir.Value:
     return net.op("Squeeze", net.op("GatherElements", rows, net.unsqueeze(column, 1), axis=1), net.const([1]))
 
 
-def choose(net: Net, logits: ir.Value, sampling: Sampling, vocab: int, greedy: ir.Value | None = None) -> ir.Value:
+Sampler = Callable[[Net, ir.Value, ir.Value, int], ir.Value]  # weights [B, K, n], uniform [B, K], n → [B, K]
+
+
+def choose(
+    net: Net,
+    logits: ir.Value,
+    sampling: Sampling,
+    vocab: int,
+    greedy: ir.Value | None = None,
+    sample: Sampler | None = None,
+) -> ir.Value:
     """The target's token at each position: logits float32 [B, K, V] → int64 [B, K].
 
-    `greedy` [B, K]: the most likely ones, where they are known.
+    `greedy` [B, K]: the most likely ones, where they are known. `sample` draws by weights; not given: in standard ops.
 
     Sampling is computed only in calls with a row that asks for it, the candidate list only where top_k or top_p is
     on; what a row gets depends on that row alone.
@@ -73,8 +83,9 @@ def choose(net: Net, logits: ir.Value, sampling: Sampling, vocab: int, greedy: i
         )
 
     greedy = greedy or net.op("ArgMax", logits, axis=-1, keepdims=0)
-    token = by(hot, lambda: _inverse_cdf(net, softmax_weights(), sampling.uniform), greedy)
-    return by(cut, lambda: _from_candidates(net, softmax_weights(), sampling, min(CANDIDATES, vocab)), token)
+    draw, few = sample or _inverse_cdf, min(CANDIDATES, vocab)
+    token = by(hot, lambda: draw(net, softmax_weights(), sampling.uniform, vocab), greedy)
+    return by(cut, lambda: _from_candidates(net, softmax_weights(), sampling, few, draw), token)
 
 
 def _any(net: Net, flags: ir.Value) -> ir.Value:
@@ -82,7 +93,7 @@ def _any(net: Net, flags: ir.Value) -> ir.Value:
     return net.cast(net.op("ReduceMax", net.cast(flags, ir.DataType.INT32), keepdims=0), ir.DataType.BOOL)
 
 
-def _inverse_cdf(net: Net, weights: ir.Value, uniform: ir.Value) -> ir.Value:
+def _inverse_cdf(net: Net, weights: ir.Value, uniform: ir.Value, count: int = 0) -> ir.Value:
     """weights [B, K, n] ≥ 0, uniform [B, K] → index of the first entry whose cumulated share exceeds uniform.
 
     The second comparison keeps an index in range, and off trailing zero weights, when uniform * total rounds up to
@@ -95,7 +106,7 @@ def _inverse_cdf(net: Net, weights: ir.Value, uniform: ir.Value) -> ir.Value:
     return net.op("ReduceSum", net.cast(below, ir.DataType.INT64), net.const([-1]), keepdims=0)
 
 
-def _from_candidates(net: Net, weights: ir.Value, sampling: Sampling, n: int) -> ir.Value:
+def _from_candidates(net: Net, weights: ir.Value, sampling: Sampling, n: int, draw: Sampler) -> ir.Value:
     """Top-k, then top-p over what is left (the order of transformers and vLLM), then inverse CDF by falling
     likelihood."""
     likely, ids = net.op("TopK", weights, net.const([n]), axis=-1, largest=1, sorted=1, outputs=2)  # [B, K, n]
@@ -110,5 +121,5 @@ def _from_candidates(net: Net, weights: ir.Value, sampling: Sampling, n: int) ->
     mass = net.op("Where", net.unsqueeze(k_on, 1, 2), total(likely), total(weights))  # [B, K, 1]
     before = net.op("Sub", net.op("CumSum", likely, net.const(2)), likely)
     nucleus = net.op("Less", before, net.mul(net.unsqueeze(sampling.top_p, 1, 2), mass))
-    index = _inverse_cdf(net, net.mul(likely, net.cast(nucleus, ir.DataType.FLOAT)), sampling.uniform)
+    index = draw(net, net.mul(likely, net.cast(nucleus, ir.DataType.FLOAT)), sampling.uniform, n)
     return net.op("Squeeze", net.op("GatherElements", ids, net.unsqueeze(index, 2), axis=2), net.const([2]))

@@ -1,4 +1,4 @@
-"""`dflash::draft_head` and `dflash::accept`: the most likely token of a row, and how many drafts of a block count.
+"""`dflash::draft_head`, `dflash::sample`, `dflash::accept`: a row's token, and how many drafts of a block count.
 
 draft_head(logits [N, V], offset int64 [1])        → value float32 [N], index int64 [N]
     of the tokens offset, offset + 1 …; the smallest index among equals. Ranks that share a vocabulary exchange these.
@@ -15,10 +15,18 @@ import onnx_ir as ir
 from dflash_trt.graph.function import Body, make_function
 from dflash_trt.graph.net import Net
 
+FEW = 4096  # tokens that one launch of `sample` reads
+
 
 def draft_head(net: Net, logits: ir.Value, offset: int = 0) -> tuple[ir.Value, ir.Value]:
     function = make_function("draft_head", ("logits", "offset"), _draft_head)
     return net.call(function, logits, net.const([offset]))
+
+
+def sample(net: Net, weights: ir.Value, uniform: ir.Value, count: int) -> ir.Value:
+    """`count`: V."""
+    name = "sample" if count > FEW else "sample_few"
+    return net.call(make_function(name, ("weights", "uniform"), _sample), weights, uniform)
 
 
 def accept(
@@ -39,6 +47,15 @@ def accept(
 def _draft_head(op: Body, logits: ir.Value, offset: ir.Value) -> tuple[ir.Value, ir.Value]:
     value = op("Cast", op("ReduceMax", logits, np.array([-1]), keepdims=0), to=int(ir.DataType.FLOAT))
     return value, op("Add", op("ArgMax", logits, axis=-1, keepdims=0), offset)
+
+
+def _sample(op: Body, weights: ir.Value, uniform: ir.Value) -> ir.Value:
+    """As in `accept.py`: the second comparison keeps an index in range when uniform * total rounds up to total."""
+    cumulated = op("CumSum", weights, np.int64(1))
+    total = op("ReduceMax", cumulated, np.array([-1]), keepdims=1)
+    below = op("LessOrEqual", cumulated, op("Mul", op("Unsqueeze", uniform, np.array([1])), total))
+    below = op("And", below, op("Less", cumulated, total))
+    return op("ReduceSum", op("Cast", below, to=int(ir.DataType.INT64)), np.array([-1]), keepdims=0)
 
 
 def _accept(

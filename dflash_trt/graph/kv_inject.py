@@ -100,12 +100,16 @@ def _write(
     start, count = (op("Unsqueeze", x, np.array([1])) for x in (start, count))
     size = op("Shape", cache, start=2, end=3)
     column = op("Sub", op("Range", np.int64(0), op("Squeeze", size), np.int64(1)), start)  # [B, S]
-    last = op("Sub", op("Shape", rows, start=1, end=2), np.array([1]))
+    query = op("Shape", rows, start=1, end=2)
+    count = op("Max", op("Min", count, query), np.array([0]))
+    last = op("Sub", query, np.array([1]))
     inside = op("And", op("GreaterOrEqual", column, np.array([0])), op("Less", column, count))
     index = op("Min", op("Max", column, np.array([0])), last)
     found = op("GatherND", rows, op("Unsqueeze", index, np.array([-1])), batch_dims=1)  # [B, S, 2*L*Hkv, D]
     found = op("Transpose", found, perm=[0, 2, 1, 3])
     written = op("Where", op("Unsqueeze", inside, np.array([1, 3])), found, cache)
+    before = op("Min", op("Max", op("Neg", start), np.array([0])), count)
     beyond = op("Max", op("Min", op("Sub", op("Add", start, count), size), count), np.array([0]))
-    overflow = op("Cast", op("ReduceSum", beyond, np.array([0, 1]), keepdims=0), to=int(ir.DataType.INT32))
+    lost = op("ReduceSum", op("Add", before, beyond), np.array([0, 1]), keepdims=0)
+    overflow = op("Cast", lost, to=int(ir.DataType.INT32))
     return written, op("Unsqueeze", overflow, np.array([0]))

@@ -64,6 +64,10 @@ class Caches(Protocol):
         which the first n_new[b] rows count. A block of so many columns follows them. Returns the layers' caches."""
         ...
 
+    def overflow(self) -> ir.Value | None:
+        """int32 [1]: how many rows found no place in the cache; None: nobody counts."""
+        ...
+
     def present(self) -> None:
         """Make the outputs; whoever runs the graph binds them to the same buffers as the inputs."""
         ...

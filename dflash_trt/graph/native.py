@@ -73,6 +73,10 @@ class NativeCaches:
         self.layers = [*layers]
         return layers
 
+    def overflow(self) -> ir.Value | None:
+        """TensorRT's layers do not tell."""
+        return None
+
     def present(self) -> None:
         """The caches after the call; whoever runs the graph binds them to the same buffers as the inputs."""
         for i, cache in enumerate(self.layers):

@@ -27,12 +27,13 @@ class Store:
 
     kv: ir.Value  # [B, 2*L*Hkv, S, D]
     layers: int
+    overflow: ir.Value | None = None  # int32 [1]: rows that found no place
 
     def write(self, net: Net, config: StackConfig, y: ir.Value, rows: Rows, k_norm: ir.Value | None) -> None:
         """y [B*Q, 2*L*Hkv*D] as projected; the first rows.count[b] of row b count."""
         width = net.const([2 * self.layers * config.kv_heads * config.head_dim])
         stacked = net.reshape(y, net.concat([rows.shape, width], axis=0))
-        self.kv, _ = kv_inject(
+        self.kv, self.overflow = kv_inject(
             net, stacked, rows.rotation.cos, rows.rotation.sin, k_norm, rows.start, rows.count, self.kv,
             rotated=config.head_dim, epsilon=config.rms_eps,
         )  # fmt: skip
@@ -99,6 +100,10 @@ class PluginCaches:
         k_norm = self._net.reshape(weights(*names), [config.layers, config.head_dim]) if config.qk_norm else None
         store.write(self._net, config, y, rows, k_norm)
         return [DraftLayer(store, i) for i in range(config.layers)]
+
+    def overflow(self) -> ir.Value | None:
+        """Rows of the first store that found no place, int32 [1]; the others lose the same ones."""
+        return self._stores[0].overflow
 
     def present(self) -> None:
         for i, store in enumerate(self._stores):

@@ -5,6 +5,8 @@ The autoregressive graph is the same without the draft half and with K = 1.
 
 from __future__ import annotations
 
+import functools
+
 import onnx_ir as ir
 
 from dflash_trt.checkpoint import Pair
@@ -80,7 +82,7 @@ def build_step(
         logits = target.head(target.norm(net.op("Gather", x, net.reshape(flat, [-1]), axis=0)))
         logits = net.reshape(logits, [-1, block_size, target.config.vocab])
         greedy = _most_likely(net, logits, ops)  # [B, K]
-        choice = choose(net, logits, sampling, target.config.vocab, greedy)
+        choice = choose(net, logits, sampling, target.config.vocab, greedy, _sample if ops == "plugin" else None)
         choice = net.reshape(choice, _shape(net, batch, block_size))
         if draft and ops == "plugin":
             given = (ids, n_valid, n_given, past_len)
@@ -117,9 +119,12 @@ def build_step(
     net.output("n_accepted", n_accepted, I64, ("batch",))
     net.output("next_token", next_token, I64, ("batch",))
     net.output("next_block", net.op("Identity", next_block), I64, ("batch", block_size))
+    lost = [overflow for half in (target_caches, draft_caches) if half and (overflow := half.overflow()) is not None]
     target_caches.present()
     if draft_caches:
         draft_caches.present()
+    if lost:
+        net.output("overflow", functools.reduce(net.add, (net.cast(rows, I64) for rows in lost)), I64, (1,))
     if debug:
         net.output("logits", logits, F32, ("batch", block_size, target.config.vocab))
     if debug and draft:
@@ -138,6 +143,12 @@ def _most_likely(net: Net, logits: ir.Value, ops: str) -> ir.Value:
     rows = net.reshape(logits, net.concat([net.const([-1]), net.op("Shape", logits, start=2)], axis=0))
     _, index = decide.draft_head(net, rows)
     return net.reshape(index, net.op("Shape", logits, end=2))
+
+
+def _sample(net: Net, weights: ir.Value, uniform: ir.Value, count: int) -> ir.Value:
+    """weights [B, K, count], uniform [B, K] → int64 [B, K]"""
+    index = decide.sample(net, net.reshape(weights, [-1, count]), net.reshape(uniform, [-1]), count)
+    return net.reshape(index, net.op("Shape", uniform))
 
 
 def _positions(net: Net, start: ir.Value, columns: ir.Value) -> ir.Value:

@@ -18,7 +18,7 @@ import onnxruntime as ort
 from dflash_trt.engine import Limits
 from dflash_trt.errors import Failure, UserError
 from dflash_trt.graph.weights import LINKS
-from dflash_trt.runtime.session import StepInputs, StepOutputs
+from dflash_trt.runtime.session import OVERFLOW, StepInputs, StepOutputs, check_overflow
 
 OLDEST = (1, 32)  # ONNX Runtime with TensorScatter and Attention of opset 24
 BUCKET = 128  # cache positions; a multiple keeps the number of reallocations over a request's life small
@@ -45,7 +45,8 @@ class OrtSession:
             except Exception as error:  # the binding raises a family of types without a common base
                 raise Failure(f"ONNX Runtime cannot load {graph}: {error}") from error
         shapes = {i.name: i.shape for i in self._session.get_inputs()}
-        self._debug = [o.name for o in self._session.get_outputs() if o.name in ("logits", "hidden", "draft_logits")]
+        outputs = [output.name for output in self._session.get_outputs()]
+        self._debug = [name for name in outputs if name in ("logits", "hidden", "draft_logits", OVERFLOW)]
         self._presents = {name: name.replace("_cache.", "_present.") for name in shapes if "_cache." in name}
         self._dims = {name: (shapes[name][1], shapes[name][3]) for name in self._presents}  # Hkv, D
         self._caches: dict[str, np.ndarray] = {}
@@ -78,7 +79,10 @@ class OrtSession:
             binding.bind_output(name)
         self._session.run_with_iobinding(binding)
         results = [value.numpy() for value in binding.get_outputs()[len(self._presents) :]]
-        return StepOutputs(*results[:3]), dict(zip(self._debug, results[3:], strict=True))
+        more = dict(zip(self._debug, results[3:], strict=True))
+        if OVERFLOW in more:
+            check_overflow(int(more[OVERFLOW][0]), inputs)
+        return StepOutputs(*results[:3]), more
 
     def move_slot(self, source: int, target: int, length: int) -> None:
         for cache in self._caches.values():

@@ -12,6 +12,9 @@ from typing import Protocol
 import numpy as np
 
 from dflash_trt.engine import Limits
+from dflash_trt.errors import Failure
+
+OVERFLOW = "overflow"  # an output of plugin graphs: rows that found no place in a cache
 
 
 @dataclass(frozen=True)
@@ -58,3 +61,12 @@ class Session(Protocol):
     def free_slot(self, slot: int) -> None:
         """Forget a slot's contents; nothing will be read from it before a request's first tokens are written."""
         ...
+
+
+def check_overflow(rows: int, inputs: StepInputs) -> None:
+    """Raise Failure if the plugins found no place for some rows. Schedulers keep within the limits; others must."""
+    if rows:
+        longest = int(inputs.past_len.max())
+        raise Failure(
+            f"{rows} rows fell beyond the KV cache — past_len up to {longest} — keep to the engine's max_seq_len"
+        )

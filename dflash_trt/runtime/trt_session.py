@@ -27,7 +27,7 @@ from cuda.bindings import runtime as cudart
 
 from dflash_trt.engine import Limits
 from dflash_trt.errors import Failure
-from dflash_trt.runtime.session import StepInputs, StepOutputs
+from dflash_trt.runtime.session import OVERFLOW, StepInputs, StepOutputs, check_overflow
 
 _DECODE, _PREFILL = 0, 1  # optimization profiles; see engine/network.py
 _ALIGNMENT = 256  # bytes; what TensorRT asks of device addresses
@@ -79,6 +79,7 @@ class TensorRTSession:
         self._workspace = _cuda(cudart.cudaMalloc(max(self._engine.device_memory_size_v2, _ALIGNMENT)))
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
         self._caches = {name: self._allocate(name) for name in names if "_cache." in name}
+        self._overflows = [name for name in names if name == OVERFLOW]  # of plugin engines
         widest = max(limits.max_query, limits.block_size)
         self._in = _Block(_offsets(self._inputs(limits.max_batch, widest))[1])
         self._out = _Block(_offsets(self._outputs(limits.max_batch))[1])
@@ -99,7 +100,10 @@ class TensorRTSession:
             view[...] = getattr(inputs, name)
         self._launch(call)
         _cuda(cudart.cudaStreamSynchronize(self._stream))
-        return StepOutputs(**{name: view.copy() for name, view in call.outputs.items()})
+        results = {name: view.copy() for name, view in call.outputs.items()}
+        for name in self._overflows:
+            check_overflow(int(results.pop(name)[0]), inputs)
+        return StepOutputs(**results)
 
     def move_slot(self, source: int, target: int, length: int) -> None:
         for cache in self._caches.values():
@@ -189,6 +193,7 @@ class TensorRTSession:
             "n_accepted": ((batch,), np.int64),
             "next_token": ((batch,), np.int64),
             "next_block": ((batch, self.limits.block_size), np.int64),
+            **dict.fromkeys(self._overflows, ((1,), np.int64)),
         }
 
 

@@ -13,7 +13,16 @@ import torch
 import triton
 
 from dflash_trt.plugins.kernels.attend import attend, combine
-from dflash_trt.plugins.kernels.spec import GPT_OSS_120B, LLAMA31_8B, QWEN3_8B, SHIPPED, Argument, Config, Kernel
+from dflash_trt.plugins.kernels.spec import (
+    GPT_OSS_120B,
+    LARGEST_BLOCK,
+    LLAMA31_8B,
+    QWEN3_8B,
+    SHIPPED,
+    Argument,
+    Config,
+    Kernel,
+)
 
 # By head_dim and rows: keys of a tile, stages of the loop, warps. What is read ahead (all stages but one) should be
 # what memory delivers within its latency, some 32 KiB a multiprocessor. SM120's 99 KiB of shared memory are the limit.
@@ -142,11 +151,21 @@ def launch(
     batch, heads, query, dim = q.shape
     planes = k_block.shape[1]
     config = Config(
-        "launch", heads, planes, dim, block=query, causal=causal, window=window, both_sides=both_sides, scale=scale
+        "launch",
+        heads,
+        planes,
+        dim,
+        block=LARGEST_BLOCK,
+        causal=causal,
+        window=window,
+        both_sides=both_sides,
+        scale=scale,
     )
     constants = _constants(config)
     _, stages, warps = TILES[dim, constants["ROWS"]]
     tiles = triton.cdiv(heads // planes * query, constants["ROWS"])
+    if splits and splits > MOST:
+        raise ValueError(f"{splits} splits; combine adds up {MOST} at most")
     splits = splits or max(1, min(_most(config), PROGRAMS // (planes * batch * tiles)))
     out = torch.empty_like(q)
     numbers = (query, cache.shape[2], cache.shape[1], k_head, v_head)

@@ -17,6 +17,7 @@ from dflash_trt.plugins.tensorrt.ops import NAMESPACE, PLUGINS, TYPE_CODES, Plug
 
 STEPS = {  # ops of several launches
     "draft_head": ("draft_head", "draft_head_combine"),
+    "sample": ("sample_sums", "sample"),
     "block_attention": ("block_attention_split", "block_attention_combine"),
     "block_attention_plain": ("block_attention_split", "block_attention_combine_plain"),
 }
@@ -46,11 +47,21 @@ def _steps(node: ir.Node, split: bool) -> list[Plugin]:
     op = node.op_type
     if op not in PLUGINS:
         raise Failure(f"there is no plugin for {NAMESPACE}::{op} — node {node.name}, known: {', '.join(PLUGINS)}")
-    return [PLUGINS[step] for step in (STEPS.get(op, (op,)) if split or op == "draft_head" else (op,))]
+    return [PLUGINS[step] for step in (STEPS.get(op, (op,)) if split or op in ("draft_head", "sample") else (op,))]
+
+
+def _inputs(plugins: list[Plugin]) -> list[str]:
+    """What the first of several launches does not make for the others."""
+    names: list[str] = []
+    made: set[str] = set()
+    for plugin in plugins:
+        names += [t.name for t in plugin.inputs if t.name not in made and t.name not in names]
+        made |= {t.name for t in plugin.op.outputs}
+    return names
 
 
 def _replace(node: ir.Node, plugins: list[Plugin]) -> None:
-    names = [tensor.name for tensor in PLUGINS[node.op_type].inputs]
+    names = _inputs(plugins)
     if len(node.inputs) != len(names) or None in node.inputs:
         raise Failure(f"{NAMESPACE}::{node.op_type} takes {', '.join(names)} — node {node.name}")
     values = dict(zip(names, node.inputs, strict=True))

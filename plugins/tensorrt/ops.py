@@ -160,13 +160,14 @@ DRAFT_HEAD_COMBINE = Op(
 
 
 def _attention(sizes: Mapping[str, Any], dtype: str) -> Config:
-    """The block bounds no query: it only chooses the tile where the network leaves Q open."""
+    """The tile does not depend on Q, which one call may see open and another fixed: outputs and launch must agree."""
     plain, dim = sizes["D"] ** -0.5, sizes["D"]
     scale = sizes.get("scale", plain)
-    query, window, causal = sizes.get("Q"), sizes.get("window", 0), bool(sizes.get("causal"))
+    window, causal = sizes.get("window", 0), bool(sizes.get("causal"))
+    both_sides = bool(sizes.get("both_sides")) and window > 0 and not causal
     return Config(
         "block_attention", sizes["Hq"], sizes.get("Hkv", sizes["Hq"]), dim, dtype=dtype,
-        block=query if isinstance(query, int) else LARGEST_BLOCK, window=window, both_sides=window > 0 and not causal,
+        block=LARGEST_BLOCK, window=window, both_sides=both_sides,
         causal=causal, sinks="sinks" in sizes, scale=None if math.isclose(scale, plain, rel_tol=1e-6) else scale,
     )  # fmt: skip
 
@@ -182,7 +183,7 @@ _SHARES = (*_tensors("grid_y B Hq Q D", "partial", dtypes=F32), *_tensors("grid_
 _MASK: dict[str, Any] = {
     "config": _attention,
     "static": ("Hq", "Hkv", "D", "Hc"),
-    "attributes": {"k_head": int, "v_head": int, "causal": int, "window": int, "scale": float},
+    "attributes": {"k_head": int, "v_head": int, "causal": int, "window": int, "both_sides": int, "scale": float},
     "rules": ("k_head + Hkv <= Hc", "v_head + Hkv <= Hc", "0 <= k_head", "0 <= v_head"),
 }
 BLOCK_ATTENTION = Op(

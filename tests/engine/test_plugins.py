@@ -24,7 +24,15 @@ def test_every_op_of_a_step_becomes_a_plugin_and_no_body_is_left(base, injected,
     path = convert(*pair, tmp_path / "engine", ops="plugin", max_seq_len=64).graph(cpu=False)
     model = ir.load(path)
     before = Counter(node.op_type for node in model.graph.all_nodes() if node.domain == "dflash")
-    expected = Counter({injected: LAYERS, "block_attention_plain": LAYERS + DRAFT_LAYERS, "draft_head": 2, "accept": 1})
+    expected = Counter(
+        {
+            injected: LAYERS,
+            "block_attention_plain": LAYERS + DRAFT_LAYERS,
+            "draft_head": 2,
+            "accept": 1,
+            "sample_few": 2,
+        }
+    )
     assert before == expected + Counter({"kv_inject": 1})  # one launch for all draft layers
     used = lower(model)
     after = [node for node in model.graph.all_nodes() if node.domain == "dflash"]

@@ -147,6 +147,16 @@ def test_accept_counts_as_its_reference_counts(seed, batch, block, query):
         np.testing.assert_array_equal(ours, expected)
 
 
+@pytest.mark.parametrize("count", [40, 5000])
+def test_sample_draws_as_its_reference_draws(count):
+    """Weights of eighths: every sum is exact in float32."""
+    rng = np.random.default_rng(count)
+    weights = rng.integers(0, 8, (20, count)).astype(np.float32) / 8
+    uniform = np.concatenate([rng.random(19), [0]]).astype(np.float32)
+    (index,) = run(lambda net, w, u: decide.sample(net, w, u, count), weights=weights, uniform=uniform)
+    np.testing.assert_array_equal(index, accept_reference.sample(weights, uniform))
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_draft_head_takes_the_first_of_the_largest(seed):
     logits = np.random.default_rng(seed).integers(0, 4, (5, 37)).astype(np.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dflash_trt.errors import Failure
 from tests.graph.drive import Row, inputs, load
 from tests.tiny import make_pair
 
@@ -131,3 +132,16 @@ def test_the_caches_follow_the_longest_sequence_and_shrink_once_it_left(session)
     session.free_slot(1)
     session.step(inputs(K, [Row(PROMPTS[0], len(PROMPTS[0]))]))
     assert session.cache_bytes == small
+
+
+def test_rows_beyond_the_cache_are_a_failure_and_touch_nothing(tmp_path):
+    """Plugin graphs count them; the bucket of the session's cache holds 128 positions."""
+    target, draft = make_pair(tmp_path)
+    session = load(target, draft, tmp_path / "engine", ops="plugin")
+    session.step(inputs(session.limits.block_size, [Row([5, 6, 7], 3)]))
+    before = {name: cache.copy() for name, cache in session._caches.items()}
+    session._fit = lambda needed: None  # a scheduler that goes beyond the limits
+    with pytest.raises(Failure, match=r"6 rows fell beyond the KV cache .* past_len up to 128"):
+        session.step(inputs(session.limits.block_size, [Row([5, 6, 7], 3, 128)]))
+    for name, cache in session._caches.items():
+        np.testing.assert_array_equal(cache, before[name])

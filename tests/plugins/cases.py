@@ -126,7 +126,13 @@ def attending(
             q, k_block, v_block, cache, start, count, sinks, **head, **mask, scale=dim**-0.5, splits=splits
         )
 
-    attributes = {**head, "causal": int(window > 0), "window": window, "scale": float(np.float32(dim**-0.5))}
+    attributes = {
+        **head,
+        "causal": int(window > 0),
+        "window": window,
+        "both_sides": 0,
+        "scale": float(np.float32(dim**-0.5)),
+    }
     return Case(plugin, sizes, call, (block_attention, "attend"), attributes)
 
 

@@ -1,13 +1,6 @@
-"""Kernels are interpreted on the CPU in these tests; what compiles them does so in a process of its own.
-
-Triton decides when it decorates a function, so the variable is set before a test module imports a kernel.
-"""
+"""Kernels are interpreted on the CPU in these tests; what compiles them does so in a process of its own."""
 
 from __future__ import annotations
-
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
 
 import ml_dtypes
 import numpy as np

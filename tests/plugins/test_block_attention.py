@@ -217,6 +217,12 @@ def test_chunks_may_be_split_too():
     assert_right(Case(config, start=(90, 0), count=(100, 60), query=100, length=200), splits=2)
 
 
+def test_a_window_may_begin_anywhere_in_a_tile():
+    config = Config("edges", 1, 1, 64, dtype="float16", window=100, causal=True)
+    starts = tuple(range(130, 194))
+    assert_right(Case(config, start=starts, count=(16,) * len(starts), query=16, length=210))
+
+
 @pytest.mark.parametrize("splits", [1, 2])
 def test_tiles_outside_the_window_are_never_read(splits):
     """Values there are NaN, which a weight of zero would not hide."""

@@ -47,7 +47,7 @@ def test_an_op_of_two_launches_becomes_two_nodes():
 
 @pytest.mark.parametrize("op, sinks", [("block_attention", 1), ("block_attention_plain", 0)])
 def test_attention_is_split_among_programs_or_not(op, sinks):
-    attributes = {"k_head": 0, "v_head": 8, "causal": 1, "window": 0, "scale": 0.125}
+    attributes = {"k_head": 0, "v_head": 8, "causal": 1, "window": 0, "both_sides": 0, "scale": 0.125}
 
     def model() -> ir.Model:
         made = node(op, 6 + sinks, 1, **attributes)
@@ -72,7 +72,7 @@ def test_the_type_of_an_attention_is_that_of_its_cache(tmp_path):
     x = [ir.val(f"x{i}", dtype=ir.DataType.INT64 if i in (4, 5) else None) for i in range(12)]
     x[6].dtype = ir.DataType.BFLOAT16
     inject = ir.node("kv_inject_unnormed", x[:3] + x[4:7], {"rotated": 64}, domain="dflash", num_outputs=2, name="i")
-    attributes = {"k_head": 0, "v_head": 1, "causal": 1, "window": 0, "scale": 0.125}
+    attributes = {"k_head": 0, "v_head": 1, "causal": 1, "window": 0, "both_sides": 0, "scale": 0.125}
     inputs = [*x[7:10], inject.outputs[0], x[4], x[5]]
     attend = ir.node("block_attention_plain", inputs, attributes, domain="dflash", name="a")
     graph = ir.Graph(x, [attend.outputs[0]], nodes=[inject, attend], opset_imports={"": 24, "dflash": 1}, name="g")
