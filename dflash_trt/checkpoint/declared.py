@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from dflash_trt.checkpoint.config import Config, read_config
+from dflash_trt.checkpoint.nvfp4 import BLOCK
 from dflash_trt.errors import UserError
 
 NESTED_FILE = "hf_quant_config.json"
 FLAT_KEY = "quantization_config"
 W4A4, W4A16, MIXED = "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION"
 NONE = "none"  # only the KV cache is quantized
-BITS, GROUP_SIZE = 4, 16
+BITS = 4
 REGEX = "re:"  # begins a pattern that is no glob
 SUPPORTED = (
     f"supported: {W4A4}, {W4A16}; make it from the unquantized checkpoint with `dflash-trt quantize`, or give that one"
@@ -100,9 +101,9 @@ def _read(section: Config, exclude_key: str) -> Declared:
     for name in (*layers.values(), *([algo] if algo not in (MIXED, NONE) else [])):
         if name not in (W4A4, W4A16):
             raise section.bad("quant_algo", f"{name} is not supported", SUPPORTED)
-    size = section.integer("group_size", GROUP_SIZE)
-    if size != GROUP_SIZE:
-        raise section.bad("group_size", f"is {size}; NVFP4 has blocks of {GROUP_SIZE}", SUPPORTED)
+    size = section.integer("group_size", BLOCK)
+    if size != BLOCK:
+        raise section.bad("group_size", f"is {size}; NVFP4 has blocks of {BLOCK}", SUPPORTED)
     _check_groups(section)
     notes = ("a quantized KV cache is asked for; ours stays unquantized",) if cache else ()
     excluded = section.texts(exclude_key, ())
@@ -126,7 +127,7 @@ def _check_groups(section: Config) -> None:
     for name in groups.values:
         for part in ("weights", "input_activations"):
             numbers = groups.section(name).section(part)
-            for key, ours in (("num_bits", BITS), ("group_size", GROUP_SIZE)):
+            for key, ours in (("num_bits", BITS), ("group_size", BLOCK)):
                 if (value := numbers.integer(key, ours)) != ours:
                     raise section.bad(f"config_groups.{name}.{part}.{key}", f"is {value}, NVFP4 has {ours}", SUPPORTED)
 

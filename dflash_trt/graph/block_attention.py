@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from dflash_trt.graph.function import Body, make_function
+from dflash_trt.graph.function import Body, Op
 from dflash_trt.graph.net import Net
 
 FLOAT, INT = ir.AttributeType.FLOAT, ir.AttributeType.INT
@@ -42,7 +42,6 @@ def block_attention(
     both_sides: bool = True,
     scale: float,
 ) -> ir.Value:
-    names = ("q", "k", "v", "cache", "start", "count")
     attributes = {
         "k_head": k_head,
         "v_head": v_head,
@@ -52,9 +51,8 @@ def block_attention(
         "scale": scale,
     }
     if sinks is None:
-        return net.call(make_function(PLAIN, names, _plain, ATTRIBUTES), q, k, v, cache, start, count, **attributes)
-    function = make_function(SINKS, (*names, "sinks"), _with_sinks, ATTRIBUTES)
-    return net.call(function, q, k, v, cache, start, count, sinks, **attributes)
+        return net.call(Op(PLAIN, _plain, ATTRIBUTES), q, k, v, cache, start, count, **attributes)
+    return net.call(Op(SINKS, _with_sinks, ATTRIBUTES), q, k, v, cache, start, count, sinks, **attributes)
 
 
 def _plain(

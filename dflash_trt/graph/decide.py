@@ -12,21 +12,20 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from dflash_trt.graph.function import Body, make_function
+from dflash_trt.graph.function import Body, Op
 from dflash_trt.graph.net import Net
 
 FEW = 4096  # tokens that one launch of `sample` reads
 
 
 def draft_head(net: Net, logits: ir.Value, offset: int = 0) -> tuple[ir.Value, ir.Value]:
-    function = make_function("draft_head", ("logits", "offset"), _draft_head)
-    return net.call(function, logits, net.const([offset]))
+    return net.call(Op("draft_head", _draft_head), logits, net.const([offset]))
 
 
 def sample(net: Net, weights: ir.Value, uniform: ir.Value, count: int) -> ir.Value:
     """`count`: V."""
     name = "sample" if count > FEW else "sample_few"
-    return net.call(make_function(name, ("weights", "uniform"), _sample), weights, uniform)
+    return net.call(Op(name, _sample), weights, uniform)
 
 
 def accept(
@@ -39,9 +38,7 @@ def accept(
     n_given: ir.Value,
     past_len: ir.Value,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    names = ("greedy", "sampled", "temperature", "ids", "n_valid", "n_given", "past_len")
-    function = make_function("accept", names, _accept)
-    return net.call(function, greedy, sampled, temperature, ids, n_valid, n_given, past_len)
+    return net.call(Op("accept", _accept), greedy, sampled, temperature, ids, n_valid, n_given, past_len)
 
 
 def _draft_head(op: Body, logits: ir.Value, offset: ir.Value) -> tuple[ir.Value, ir.Value]:

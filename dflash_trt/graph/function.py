@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,17 +49,21 @@ class Body:
         return value
 
 
-def make_function(
-    name: str,
-    inputs: Sequence[str],
-    body: Callable[..., ir.Value | tuple[ir.Value, ...]],
-    attributes: Mapping[str, ir.AttributeType] = {},
-) -> ir.Function:
-    """`dflash::name` with these inputs and attributes; `body(op, *inputs)` gives its outputs."""
-    values = [ir.val(name) for name in inputs]
-    op = Body()
-    results = body(op, *values)
-    outputs = list(results) if isinstance(results, tuple) else [results]
-    graph = ir.Graph(values, outputs, nodes=op.nodes, opset_imports={"": OPSET}, name=name)
-    declared = [ir.Attr(name, kind, None) for name, kind in attributes.items()]
-    return ir.Function(DOMAIN, name, graph=graph, attributes=declared)
+@dataclass(frozen=True)
+class Op:
+    """An op of domain `dflash`. Its inputs are the parameters of `body` after the first, which makes the nodes."""
+
+    name: str
+    body: Callable[..., ir.Value | tuple[ir.Value, ...]]
+    attributes: Mapping[str, ir.AttributeType] = field(default_factory=dict)
+
+    def function(self) -> ir.Function:
+        """`dflash::name`, made anew: a model owns its functions."""
+        _, *names = inspect.signature(self.body).parameters
+        values = [ir.val(name) for name in names]
+        op = Body()
+        results = self.body(op, *values)
+        outputs = list(results) if isinstance(results, tuple) else [results]
+        graph = ir.Graph(values, outputs, nodes=op.nodes, opset_imports={"": OPSET}, name=self.name)
+        declared = [ir.Attr(name, kind, None) for name, kind in self.attributes.items()]
+        return ir.Function(DOMAIN, self.name, graph=graph, attributes=declared)

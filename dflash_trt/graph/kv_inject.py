@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from dflash_trt.graph.function import Body, make_function
+from dflash_trt.graph.function import Body, Op
 from dflash_trt.graph.net import Net
 
 FLOAT, INT = ir.AttributeType.FLOAT, ir.AttributeType.INT
@@ -36,11 +36,9 @@ def kv_inject(
 ) -> tuple[ir.Value, ir.Value]:
     """`rotated`: dimensions of a head that turn, 2R. Returns (cache, overflow)."""
     if k_norm is None:
-        function = make_function(UNNORMED, ("rows", "cos", "sin", "start", "count", "cache"), _plain, {"rotated": INT})
-        return net.call(function, rows, cos, sin, start, count, cache, rotated=rotated)
-    names = ("rows", "cos", "sin", "k_norm", "start", "count", "cache")
-    function = make_function(NORMED, names, _normed, {"rotated": INT, "epsilon": FLOAT})
-    return net.call(function, rows, cos, sin, k_norm, start, count, cache, rotated=rotated, epsilon=epsilon)
+        return net.call(Op(UNNORMED, _plain, {"rotated": INT}), rows, cos, sin, start, count, cache, rotated=rotated)
+    op = Op(NORMED, _normed, {"rotated": INT, "epsilon": FLOAT})
+    return net.call(op, rows, cos, sin, k_norm, start, count, cache, rotated=rotated, epsilon=epsilon)
 
 
 def _plain(

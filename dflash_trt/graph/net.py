@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir import tape
 
-from dflash_trt.graph.function import OPSET
+from dflash_trt.graph.function import DOMAIN, OPSET, Op
 
 IR_VERSION = 11  # the lowest that holds opset 24 types; ONNX Runtime and TensorRT both read it
 
@@ -122,11 +122,12 @@ class Net:
         finally:
             self._tape = outer
 
-    def call(self, function: ir.Function, *inputs: ir.Value, **attributes: Attributes) -> Any:
-        """Call a function of the model's own, as `op`; it becomes part of the model."""
-        self._functions[function.name] = function
-        outputs = len(function.outputs)
-        return self.op(function.name, *inputs, domain=function.domain, outputs=outputs, **attributes)
+    def call(self, op: Op, *inputs: ir.Value, **attributes: Attributes) -> Any:
+        """One node of an op of our own, as `op`; its function becomes part of the model."""
+        if op.name not in self._functions:
+            self._functions[op.name] = op.function()
+        outputs = len(self._functions[op.name].outputs)
+        return self.op(op.name, *inputs, domain=DOMAIN, outputs=outputs, **attributes)
 
     def once(self, source: ir.Value, make: Callable[[], ir.Value]) -> ir.Value:
         """What `make` makes of `source`, made at the first call alone."""

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dflash_trt.checkpoint.nvfp4 import BLOCK, E2M1_MAX, E4M3_MAX, VALUES
-from dflash_trt.graph.function import Body, make_function
+from dflash_trt.graph.function import Body, Op
 from dflash_trt.graph.net import Net
 
 TRT = "trt"
@@ -26,16 +26,14 @@ def unpack(net: Net, codes: ir.Value, scales: ir.Value, global_scale: ir.Value) 
     """Packed bytes → weight [out, in] in the graph's dtype."""
     if net.native:
         return _in_dtype(net, _native_weight(net.op, codes, scales, global_scale))
-    function = make_function("Nvfp4Weight", ("codes", "scales", "global_scale"), _weight)
-    return _in_dtype(net, net.call(function, codes, scales, global_scale))
+    return _in_dtype(net, net.call(Op("Nvfp4Weight", _weight), codes, scales, global_scale))
 
 
 def round_rows(net: Net, x: ir.Value, global_scale: ir.Value) -> ir.Value:
     """Activations [T, in] → the nearest NVFP4 values under `global_scale`, in the graph's dtype."""
     if net.native:
         return _in_dtype(net, _native_activation(net.op, x, global_scale))
-    function = make_function("Nvfp4Activation", ("x", "global_scale"), _activation)
-    return _in_dtype(net, net.call(function, x, global_scale))
+    return _in_dtype(net, net.call(Op("Nvfp4Activation", _activation), x, global_scale))
 
 
 def _in_dtype(net: Net, values: ir.Value) -> ir.Value:

@@ -21,7 +21,6 @@ from dflash_trt.quantize.pack import Layer, Scales, slots, write_global
 from dflash_trt.quantize.plan import Linear
 from dflash_trt.quantize.source import slices
 
-NAN = 255  # e8m0
 ZERO = 0  # e8m0's smallest, 2^-127: writers give it to blocks of zeros
 SQUARES = np.square(nvfp4.VALUES[np.arange(256) & 15]) + np.square(nvfp4.VALUES[np.arange(256) >> 4])  # of a byte
 ROWS = 64  # of an expert at once, where values are computed: its floats would be eight times its bytes
@@ -63,7 +62,7 @@ def _load_scales(linear: Linear) -> np.ndarray:
     """e8m0 [E, out, in/32]; a thirty-third of the tensor."""
     assert linear.scales is not None
     scales = load_tensor(linear.scales)
-    if (bad := np.argwhere(scales == NAN)).size:
+    if (bad := np.argwhere(scales == mxfp4.NAN)).size:
         what = f"{linear.scales.name} holds {len(bad)} NaN, the first at {bad[0].tolist()}"
         raise UserError(what, where=linear.scales.file, fix="the checkpoint is damaged; download it again")
     return scales

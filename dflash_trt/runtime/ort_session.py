@@ -46,7 +46,7 @@ class OrtSession:
                 raise Failure(f"ONNX Runtime cannot load {graph}: {error}") from error
         shapes = {i.name: i.shape for i in self._session.get_inputs()}
         outputs = [output.name for output in self._session.get_outputs()]
-        self._debug = [name for name in outputs if name in ("logits", "hidden", "draft_logits", OVERFLOW)]
+        self._further = [name for name in outputs if name in ("logits", "hidden", "draft_logits", OVERFLOW)]
         self._presents = {name: name.replace("_cache.", "_present.") for name in shapes if "_cache." in name}
         self._dims = {name: (shapes[name][1], shapes[name][3]) for name in self._presents}  # Hkv, D
         self._caches: dict[str, np.ndarray] = {}
@@ -75,11 +75,11 @@ class OrtSession:
             where = ("cpu", 0, view.dtype, view.shape, view.ctypes.data)
             binding.bind_input(name, *where)
             binding.bind_output(present, *where)
-        for name in (*_DECIDED, *self._debug):
+        for name in (*_DECIDED, *self._further):
             binding.bind_output(name)
         self._session.run_with_iobinding(binding)
         results = [value.numpy() for value in binding.get_outputs()[len(self._presents) :]]
-        more = dict(zip(self._debug, results[3:], strict=True))
+        more = dict(zip(self._further, results[3:], strict=True))
         if OVERFLOW in more:
             check_overflow(int(more[OVERFLOW][0]), inputs)
         return StepOutputs(*results[:3]), more

@@ -18,6 +18,7 @@ from dflash_trt.checkpoint import load_tensor, nvfp4, pair, read_draft, read_tar
 from dflash_trt.graph import build_step
 from dflash_trt.graph.net import Net
 from dflash_trt.graph.nvfp4 import round_rows, unpack
+from dflash_trt.measure.rounded import rounded
 from tests.graph.drive import Row, inputs, load
 from tests.graph.oracle import Oracle
 from tests.packed import pack
@@ -36,15 +37,6 @@ def unpacked(tensors: dict[str, np.ndarray], module: str) -> np.ndarray:
     return (values * (scales.astype(np.float32) * tensors[f"{module}.weight_scale_2"])[..., None]).reshape(
         nibbles.shape
     )
-
-
-def rounded(x: np.ndarray, scale: np.float32) -> np.ndarray:
-    blocks = x.reshape(*x.shape[:-1], -1, 16)
-    amax = np.abs(blocks).max(-1, keepdims=True)
-    block_scale = np.minimum(amax / (np.float32(6) * scale), np.float32(448)).astype(E4M3).astype(np.float32) * scale
-    with np.errstate(invalid="ignore", divide="ignore"):
-        y = np.where(block_scale > 0, blocks / block_scale, np.float32(0)).clip(-6, 6)
-    return (y.astype(E2M1).astype(np.float32) * block_scale).reshape(x.shape)
 
 
 class Emulated(torch.nn.Module):
