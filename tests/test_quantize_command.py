@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from dflash_trt.checkpoint import load_tensor, mxfp4, read_draft, read_target, read_tensors
+from dflash_trt.checkpoint import load_tensor, read_draft, read_target, read_tensors
 from dflash_trt.checkpoint.nvfp4 import decode
 from dflash_trt.cli import INTERRUPTED, app
 from dflash_trt.errors import DflashError
@@ -188,23 +187,7 @@ def test_zero_blocks_and_rows_stay_exact_zeros(pair, tmp_path):
 @pytest.fixture(scope="module")
 def gptoss(tmp_path_factory):
     """A gpt-oss whose experts are in MXFP4, as its publisher has them."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    directory = make_target(tmp_path_factory.mktemp("gptoss") / "target")  # for its tokenizer
-    config = AutoConfig.for_model(
-        "gpt_oss", hidden_size=64, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, head_dim=16,
-        num_key_value_heads=2, vocab_size=256, num_local_experts=4, num_experts_per_tok=2,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
-    file = directory / "model.safetensors"
-    tensors = load_file(file)
-    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
-        blocks, scales = mxfp4.encode(tensors.pop(name).transpose(1, 2).float().numpy())
-        tensors |= {f"{name}_blocks": torch.from_numpy(blocks), f"{name}_scales": torch.from_numpy(scales)}
-    save_file(tensors, file, metadata={"format": "pt"})
-    edit_config(directory, set={"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": []}})
-    return directory
+    return make_target(tmp_path_factory.mktemp("gptoss"), "tiny-gptoss", {"num_hidden_layers": 2}, experts="mxfp4")
 
 
 @pytest.mark.parametrize("options", [SHORT, ("--input-amax", "448")], ids=["calibrated", "fixed"])
@@ -217,6 +200,16 @@ def test_mxfp4_experts_are_cast_and_their_inputs_calibrated(options, gptoss, tmp
         scale = float(load_tensor(tensors[f"{layer['module']}_input_scale"]))
         assert scale == float(np.float32(layer["input_amax"]) / np.float32(2688.0))
         assert layer["input_amax"] == 448 if options != SHORT else 0 < layer["input_amax"] < 100
+    assert read_target(tmp_path / "out/target").quantization.packed == {layer["module"]: True for layer in layers}
+
+
+@pytest.mark.parametrize("preset", ["nvfp4", "nvfp4-mlp", "nvfp4-weight-only"])
+def test_float_experts_are_packed_with_the_layers_they_are_in(preset, tmp_path):
+    target = make_target(tmp_path / "source", "tiny-gptoss", {"num_hidden_layers": 2})
+    layers = quantize(tmp_path / "out", "--preset", preset, *SHORT, target=target)["checkpoints"]["target"]["layers"]
+    read = read_target(tmp_path / "out/target")
+    assert read.config.experts.storage == "nvfp4"
+    assert read.quantization.packed == {layer["module"]: PRESETS[preset].activations for layer in layers}
 
 
 def test_include_goes_to_the_checkpoint_that_has_the_module(pair, tmp_path):

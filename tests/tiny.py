@@ -2,6 +2,8 @@
 
     target, draft = make_pair(tmp_path)                                      # tiny-qwen3
     target, draft = make_pair(tmp_path, "tiny-llama", target_config={"num_key_value_heads": 1}, dtype="float32")
+    target, draft = make_pair(tmp_path, "tiny-gptoss", experts="mxfp4")      # 8 experts, top 2, window 16, sinks
+    oracle = dequantized(target)                                             # the same values as floats
     edit_config(draft, set={"dflash_config.block_size": 16}, remove=["block_size"])
     edit_tensors(draft, rename={"layers.*": "model.layers.*"}, split=2)
 
@@ -16,12 +18,16 @@ import fnmatch
 import itertools
 import json
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+
+from dflash_trt.checkpoint import load_tensor, mxfp4, nvfp4, read_tensors
 
 REMOVE: Any = object()
 VOCAB = 256
@@ -54,6 +60,33 @@ TARGETS: dict[str, dict[str, Any]] = {
     for base, family, theta in [("tiny-qwen3", "qwen3", 1e6), ("tiny-llama", "llama", 5e5)]
 }
 
+ROPE = {"rope_type": "yarn", "rope_theta": 150000, "factor": 4.0, "original_max_position_embeddings": 64,
+        "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}  # fmt: skip
+
+TARGETS["tiny-gptoss"] = TARGETS["tiny-qwen3"] | {
+    "model_type": "gpt_oss",
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "intermediate_size": 96,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "swiglu_limit": 1.5,  # published: 7, which random weights hardly reach
+    "sliding_window": 16,
+    "attention_bias": True,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": ROPE,
+}
+
+MXFP4 = {
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+    "quant_method": "mxfp4",
+}
+
 DRAFT: dict[str, Any] = WIDTHS | {
     "architectures": ["DFlashDraftModel"],
     "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
@@ -84,18 +117,23 @@ def make_pair(
     seed: int = 0,
     dtype: str = "bfloat16",
     words: int = VOCAB,
+    experts: str = "float",
 ) -> tuple[Path, Path]:
     """Write `root/target` and `root/draft`; the drafter follows the target's width, vocabulary and depth.
 
     `words` (even) is the number of token ids that occur in text, counted from "a". With the default nearly every draft
-    of a random drafter is rejected; with words=2 all accepted lengths occur, richest under seed 6 (tiny-qwen3) and
-    seeds 4 and 5 (tiny-llama).
+    of a random drafter is rejected; with words=2 all accepted lengths occur, richest under seed 6 (tiny-qwen3),
+    seeds 4 and 5 (tiny-llama) and seeds 1, 2 and 6 (tiny-gptoss).
     """
-    target = make_target(root / "target", base, target_config, seed=seed, dtype=dtype, words=words)
+    target = make_target(root / "target", base, target_config, seed=seed, dtype=dtype, words=words, experts=experts)
     config = json.loads((target / "config.json").read_text())
     followed = {"hidden_size": config["hidden_size"], "vocab_size": config["vocab_size"],
                 "num_target_layers": config["num_hidden_layers"],
                 "rope_theta": config["rope_parameters"]["rope_theta"]}  # fmt: skip
+    if base == "tiny-gptoss":
+        scaling = {key: value for key, value in config["rope_parameters"].items() if key != "rope_theta"}
+        followed |= {"model_type": "gpt_oss", "attention_bias": True, "num_attention_heads": 8, "rms_norm_eps": 1e-5,
+                     "dflash_config.target_layer_ids": [0, 1, 2], "rope_scaling": scaling}  # fmt: skip
     return target, make_draft(root / "draft", followed | dict(draft_config), seed=seed + 1, dtype=dtype)
 
 
@@ -107,8 +145,12 @@ def make_target(
     seed: int = 0,
     dtype: str = "bfloat16",
     words: int = VOCAB,
+    experts: str = "float",
 ) -> Path:
-    """Save a random target through transformers, with a byte-level tokenizer: token id = byte value."""
+    """Save a random target through transformers, with a byte-level tokenizer: token id = byte value.
+
+    `experts`: "float" as transformers saves them, or "mxfp4" as gpt-oss's publisher has them.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM  # slow to import; the drafter needs none of it
 
     settings = _edited(TARGETS[base], config)
@@ -123,7 +165,52 @@ def make_target(
             _silence_all_but(model.get_output_embeddings().weight, words)
     model.save_pretrained(directory)
     _byte_tokenizer().save_pretrained(directory)
+    if experts == "mxfp4":
+        _pack_experts(directory)
     return directory
+
+
+def dequantized(directory: Path) -> Path:
+    """A sibling of a target with packed weights that holds the same values in float32; for oracles."""
+    other = directory.with_name(f"{directory.name}-float32")
+    shutil.copytree(directory, other, dirs_exist_ok=True)
+    file, packed = other / "model.safetensors", load_tensors(directory)
+    for name in [name for name in packed if name.endswith(("_blocks", "weight_scale"))]:
+        if name.endswith("_blocks"):
+            module = name.removesuffix("_blocks")
+            values = mxfp4.decode(packed.pop(name), packed.pop(f"{module}_scales")).swapaxes(1, 2)
+            packed[module] = values  # [E, in, out]
+            continue
+        scales, scale = packed.pop(name), packed.pop(f"{name}_2")
+        packed.pop(name.replace("weight_scale", "input_scale"), None)
+        if name.endswith(".weight_scale"):
+            weight = name.removesuffix("_scale")
+            packed[weight] = nvfp4.decode(packed[weight], scales, scale)
+        else:
+            weight = name.removesuffix("_weight_scale")
+            packed[weight] = nvfp4.decode(packed[weight].swapaxes(1, 2), scales.swapaxes(1, 2), scale).swapaxes(1, 2)
+    for old in other.glob("*.safetensors*"):
+        old.unlink()
+    (other / "hf_quant_config.json").unlink(missing_ok=True)
+    floats = {name: torch.from_numpy(np.ascontiguousarray(v.astype(np.float32))) for name, v in packed.items()}
+    save_file(floats, file, metadata={"format": "pt"})
+    edit_config(other, set={"dtype": "float32"}, remove=["quantization_config"])
+    return other
+
+
+def load_tensors(directory: Path) -> dict[str, np.ndarray]:
+    return {name: load_tensor(ref) for name, ref in read_tensors(directory).items()}
+
+
+def _pack_experts(directory: Path) -> None:
+    """As openai/gpt-oss-120b has its experts, blocks along the inputs."""
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        blocks, scales = mxfp4.encode(tensors.pop(name).transpose(1, 2).float().numpy())
+        tensors |= {f"{name}_blocks": torch.from_numpy(blocks), f"{name}_scales": torch.from_numpy(scales)}
+    save_file(tensors, file, metadata={"format": "pt"})
+    edit_config(directory, set={"quantization_config": MXFP4})
 
 
 def make_draft(directory: Path, config: Mapping[str, Any] = {}, *, seed: int = 1, dtype: str = "bfloat16") -> Path:
@@ -228,8 +315,12 @@ def _random(name: str, shape: Iterable[int], rng: torch.Generator) -> torch.Tens
     values = torch.randn(tuple(shape), generator=rng)
     if name.endswith("norm.weight"):
         return 1 + 0.2 * values
-    if name.endswith(".bias"):
+    if name.endswith(("_bias", ".bias")):
         return 0.2 * values
+    if name.endswith("sinks"):
+        return 1 + values
+    if name.endswith(("experts.gate_up_proj", "experts.down_proj")):  # [E, in, out]
+        return values * (1.5 / max(values.shape[-2], 1) ** 0.5)
     if "embed_tokens" in name:
         return values
     return values * (1.5 / max(values.shape[-1:], default=1) ** 0.5)

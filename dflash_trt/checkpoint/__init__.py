@@ -5,6 +5,7 @@ from dflash_trt.checkpoint.draft import read_draft
 from dflash_trt.checkpoint.model import (
     Draft,
     DraftConfig,
+    Experts,
     Pair,
     Quantization,
     Rope,
@@ -21,6 +22,7 @@ from dflash_trt.checkpoint.weights import load_tensor, read_header, read_tensors
 __all__ = [
     "Draft",
     "DraftConfig",
+    "Experts",
     "NotFinite",
     "Pair",
     "Quantization",

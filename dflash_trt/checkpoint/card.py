@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import fields
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 
 from dflash_trt.checkpoint.config import Config, read_config
 from dflash_trt.checkpoint.draft import read_draft
-from dflash_trt.checkpoint.model import Draft, DraftConfig, Quantization, Rope, Target, TargetConfig
+from dflash_trt.checkpoint.experts import INSIDE, count_values
+from dflash_trt.checkpoint.model import Draft, DraftConfig, Experts, Quantization, Rope, Target
 from dflash_trt.checkpoint.quantized import packed_dtypes
 from dflash_trt.checkpoint.target import read_target
 from dflash_trt.errors import UserError
@@ -43,11 +43,11 @@ def _describe(checkpoint: Target | Draft) -> dict[str, Any]:
     for ref in refs:
         stored[ref.dtype] += ref.nbytes
     cache_values = 2 * config.layers * config.kv_heads * config.head_dim  # K and V
-    own = _describe_draft(checkpoint.config) if isinstance(checkpoint, Draft) else _describe_target(checkpoint.config)
+    own = _describe_draft(checkpoint.config) if isinstance(checkpoint, Draft) else _describe_target(checkpoint)
     return {
         **own,
         "files": sorted({ref.file.name for ref in refs}),
-        "parameters": sum(math.prod(ref.shape) for name, ref in checkpoint.tensors.items() if name not in packed)
+        "parameters": count_values({name: ref for name, ref in checkpoint.tensors.items() if name not in packed})
         + (quantization.values if quantization else 0),
         "nvfp4": _nvfp4(quantization),
         "stored_bytes": dict(stored),
@@ -87,14 +87,23 @@ def _describe_draft(config: DraftConfig) -> dict[str, Any]:
     }
 
 
-def _describe_target(config: TargetConfig) -> dict[str, Any]:
+def _describe_target(target: Target) -> dict[str, Any]:
+    config = target.config
     return {
         "family": config.model_type,
         "attention": [_attention(window, causal=True) for window in config.windows],
         "tied_head": config.tie_embeddings,
         "mlp_bias": config.mlp_bias,
+        "experts": _experts(target, config.experts) if config.experts else None,
+        "sinks": config.sinks,
         "eos_ids": list(config.eos_ids),
     }
+
+
+def _experts(target: Target, experts: Experts) -> dict[str, Any]:
+    """`bytes`: of all of them, their scales and biases."""
+    size = sum(ref.nbytes for name, ref in target.tensors.items() if INSIDE in name)
+    return {"count": experts.count, "top_k": experts.top_k, "storage": experts.storage, "bytes": size}
 
 
 def _attention(window: int | None, causal: bool) -> str:

@@ -18,6 +18,7 @@ from dflash_trt.errors import UserError
 NESTED_FILE = "hf_quant_config.json"
 FLAT_KEY = "quantization_config"
 W4A4, W4A16, MIXED = "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION"
+MXFP4 = "mxfp4"  # the quant_method of gpt-oss's experts, which are no business of ModelOpt's
 NONE = "none"  # only the KV cache is quantized
 BITS = 4
 REGEX = "re:"  # begins a pattern that is no glob
@@ -44,7 +45,7 @@ class Declared:
         """
         fix = "config and weights are of different revisions; quantize again, or correct the config"
         for module, spelled in linears.items():
-            algo = self._algo_of(module, spelled)
+            algo = self.algo_of(module, spelled)
             if module in packed and algo is None:
                 by = next((p for p in self.excluded if _match(p, module, spelled)), "its absence")
                 what = f"excludes {spelled} (by {by}), but that weight is packed NVFP4"
@@ -55,24 +56,25 @@ class Declared:
                     raise self.config.bad(self.exclude_key, what, fix)
                 continue
             if algo == W4A4 and not packed[module]:
-                what = f"is {W4A4} (W4A4), but {spelled}.input_scale is missing"
+                what = f"is {W4A4} (W4A4), but the input_scale of {spelled} is missing"
                 raise self.config.bad(
                     "quant_algo", what, f"calibrate it with `dflash-trt quantize`, or declare it {W4A16}"
                 )
             if algo == W4A16 and packed[module]:
-                raise self.config.bad("quant_algo", f"is {W4A16}, but {spelled}.input_scale is there", fix)
+                raise self.config.bad("quant_algo", f"is {W4A16}, but the input_scale of {spelled} is there", fix)
 
-    def _algo_of(self, module: str, spelled: str) -> str | None:
+    def algo_of(self, module: str, spelled: str) -> str | None:
         if self.algo == MIXED:
             return self.layers.get(spelled, self.layers.get(module))
         excluded = self.algo == NONE or any(_match(pattern, module, spelled) for pattern in self.excluded)
         return None if excluded else self.algo
 
 
-def read_declared(config: Config) -> list[Declared]:
+def read_declared(config: Config, *, mxfp4: bool = False) -> list[Declared]:
     """The declarations of the checkpoint of `config`, none to two of them.
 
-    Raises UserError for methods and algorithms other than ModelOpt's NVFP4, by their names.
+    `mxfp4`: that method is read too, elsewhere (`experts.py`). Raises UserError for methods and algorithms other than
+    ModelOpt's NVFP4, by their names.
     """
     found = []
     file = config.file.with_name(NESTED_FILE)
@@ -83,6 +85,8 @@ def read_declared(config: Config) -> list[Declared]:
         if "quantization" in flat:  # ModelOpt's export of a drafter puts the nested form there
             return [*found, _read(flat.section("quantization"), "exclude_modules")]
         method = flat.text("quant_method", "modelopt")
+        if mxfp4 and method == MXFP4:
+            return found
         if not method.startswith("modelopt"):
             raise flat.bad(f"{FLAT_KEY}.quant_method", f"{method.upper()} is not supported", SUPPORTED)
         keys = [key for key in ("ignore", "exclude_modules") if key in flat] or ["ignore"]

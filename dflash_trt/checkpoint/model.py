@@ -61,6 +61,21 @@ class StackConfig:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of every MLP, as gpt-oss has it; `ffn` is the width of one expert.
+
+    Of an expert's gate and up rows the even ones are gate, the odd ones up. The gate is cut off above `limit`, up on
+    both sides; an expert computes (up + 1) * gate * sigmoid(alpha * gate).
+    """
+
+    count: int
+    top_k: int
+    storage: Literal["float", "mxfp4", "nvfp4"]  # of the experts' weights in the checkpoint
+    alpha: float = 1.702
+    limit: float = 7.0
+
+
+@dataclass(frozen=True)
 class TargetConfig(StackConfig):
     """The model whose text is served."""
 
@@ -70,6 +85,8 @@ class TargetConfig(StackConfig):
     mlp_bias: bool
     bos_id: int | None
     eos_ids: tuple[int, ...]
+    experts: Experts | None = None
+    sinks: bool = False  # one more logit in each softmax, learned per head
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from dflash_trt.checkpoint.config import Config, Default
 from dflash_trt.checkpoint.model import Rope
 
@@ -13,9 +16,16 @@ READ = {
 }  # fmt: skip
 
 
-def read_rope(config: Config, max_position: int, default_theta: float | None = None) -> Rope:
-    """Defaults are those of transformers 5 (`modeling_rope_utils.py`). Raises UserError where two keys disagree."""
+def read_rope(
+    config: Config, max_position: int, default_theta: float | None = None, default: Mapping[str, Any] = {}
+) -> Rope:
+    """Defaults are those of transformers 5 (`modeling_rope_utils.py`); `default` is the block of configs without one.
+
+    Raises UserError where two keys disagree.
+    """
     block = _block(config)
+    if not block.values:
+        block = Config(config.file, dict(default))
     if unread := sorted(block.values.keys() - READ):
         raise config.bad(f"rope key {unread[0]}", "is not supported")
     if block.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)) != 1:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dflash_trt.checkpoint.experts import is_mxfp4_scale
 from dflash_trt.checkpoint.model import TensorRef
 from dflash_trt.checkpoint.weights import DTYPES, load_tensor
 
@@ -32,15 +33,16 @@ class NotFinite:
 
 def scan(ref: TensorRef) -> NotFinite | None:
     """None if all values are finite. Memory stays bounded whatever the tensor's size."""
-    if ref.dtype not in NOT_FINITE:
+    dtype = "F8_E8M0" if ref.dtype == "U8" and is_mxfp4_scale(ref.name) else ref.dtype
+    if dtype not in NOT_FINITE:
         return None
-    width = DTYPES[ref.dtype].itemsize
-    mask = np.array(NOT_FINITE[ref.dtype], f"u{width}")
+    width = DTYPES[dtype].itemsize
+    mask = np.array(NOT_FINITE[dtype], f"u{width}")
     nans = infs = 0
     first = None
     for begin in range(0, ref.nbytes, CHUNK):
         size = min(CHUNK, ref.nbytes - begin) // width
-        piece = load_tensor(TensorRef(ref.name, ref.file, ref.offset + begin, size * width, ref.dtype, (size,)))
+        piece = load_tensor(TensorRef(ref.name, ref.file, ref.offset + begin, size * width, dtype, (size,)))
         bad = np.flatnonzero((piece.view(mask.dtype) & mask) == mask)
         if bad.size:
             first = begin // width + int(bad[0]) if first is None else first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from dflash_trt.checkpoint.config import Config
 from dflash_trt.checkpoint.model import StackConfig, TensorRef
@@ -22,6 +23,8 @@ def read_stack(
     qk_norm: bool,
     windows: tuple[int | None, ...],
     default_theta: float | None = None,
+    default_rope: Mapping[str, Any] = {},
+    default_eps: float = 1e-6,
 ) -> StackConfig:
     hidden = config.integer("hidden_size", at_least=1)
     heads = config.integer("num_attention_heads", at_least=1)
@@ -41,8 +44,8 @@ def read_stack(
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocab=config.integer("vocab_size", at_least=1),
-        rms_eps=config.number("rms_norm_eps", 1e-6),
-        rope=read_rope(config, max_position, default_theta),
+        rms_eps=config.number("rms_norm_eps", default_eps),
+        rope=read_rope(config, max_position, default_theta, default_rope),
         max_position=max_position,
         attention_bias=attention_bias,
         qk_norm=qk_norm,
@@ -57,20 +60,25 @@ def read_layers(config: Config) -> int:
     return layers
 
 
-def read_windows(config: Config) -> tuple[int | None, ...]:
-    """Per layer its sliding window, None for full attention (transformers' `Qwen3Config`)."""
+def read_windows(config: Config, *, alternating: bool = False) -> tuple[int | None, ...]:
+    """Per layer its sliding window, None for full attention (transformers' `Qwen3Config`).
+
+    `alternating`: without `layer_types` every other layer slides, from the first on (`GptOssConfig`).
+    """
     layers = read_layers(config)
     used, window = config.flag("use_sliding_window", None), config.integer("sliding_window", None, at_least=1)
-    types = config.texts("layer_types", None)
+    types = config.texts("layer_types", (SLIDING, FULL) * layers if alternating else None)
     if types is None:
         first = config.integer("max_window_layers") if used and window else layers
         return tuple(window if layer >= first else None for layer in range(layers))
+    if "layer_types" not in config:
+        types = types[:layers]
     if len(types) != layers:
         raise config.bad("layer_types", f"names {len(types)} layers, num_hidden_layers is {layers}")
     if unknown := sorted({*types} - {FULL, SLIDING}):
         raise config.bad("layer_types", f"{unknown[0]!r} is not supported", f"supported: {FULL}, {SLIDING}")
     if SLIDING in types and window is None:
-        raise config.bad("sliding_window", f"is missing, but layer_types names {SLIDING}")
+        raise config.bad("sliding_window", f"is missing, but layers are of the type {SLIDING}")
     if SLIDING in types and used is False:
         raise config.bad("use_sliding_window", f"is false, but layer_types names {SLIDING}", "make them agree")
     return tuple(window if kind == SLIDING else None for kind in types)
@@ -86,8 +94,13 @@ def read_bias(config: Config, key: str, tensors: Mapping[str, TensorRef], block:
     return bool(biases)
 
 
-def stack_shapes(config: StackConfig, *, o_bias: bool, mlp_bias: bool = False) -> Shapes:
-    """Name → shape of every tensor of the layers and of the final norm, without prefix."""
+def stack_shapes(
+    config: StackConfig, *, o_bias: bool, mlp_bias: bool = False, mlp: Shapes | None = None, sinks: bool = False
+) -> Shapes:
+    """Name → shape of every tensor of the layers and of the final norm, without prefix.
+
+    `mlp` has what each layer holds in place of a dense MLP.
+    """
     hidden, ffn, head_dim = config.hidden, config.ffn, config.head_dim
     q, kv = config.heads * head_dim, config.kv_heads * head_dim
     projections = {
@@ -95,10 +108,9 @@ def stack_shapes(config: StackConfig, *, o_bias: bool, mlp_bias: bool = False) -
         "self_attn.k_proj": (kv, hidden),
         "self_attn.v_proj": (kv, hidden),
         "self_attn.o_proj": (hidden, q),
-        "mlp.gate_proj": (ffn, hidden),
-        "mlp.up_proj": (ffn, hidden),
-        "mlp.down_proj": (hidden, ffn),
     }
+    if mlp is None:
+        projections |= {"mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden), "mlp.down_proj": (hidden, ffn)}
     biased = {name for name in projections if name.startswith("mlp") and mlp_bias}
     if config.attention_bias:
         biased |= {f"self_attn.{letter}_proj" for letter in ("qkvo" if o_bias else "qkv")}
@@ -107,6 +119,9 @@ def stack_shapes(config: StackConfig, *, o_bias: bool, mlp_bias: bool = False) -
     layer |= {f"{name}.bias": projections[name][:1] for name in biased}
     if config.qk_norm:
         layer |= {"self_attn.q_norm.weight": (head_dim,), "self_attn.k_norm.weight": (head_dim,)}
+    if sinks:
+        layer["self_attn.sinks"] = (config.heads,)
+    layer |= mlp or {}
     numbered = {f"layers.{i}.{name}": shape for i in range(config.layers) for name, shape in layer.items()}
     return numbered | {"norm.weight": (hidden,)}
 

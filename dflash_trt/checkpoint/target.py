@@ -1,11 +1,14 @@
-"""Read a target. A new dense family is one line of `FAMILIES`."""
+"""Read a target. A new family is one line of `FAMILIES`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 from dflash_trt.checkpoint.config import Config, read_config
+from dflash_trt.checkpoint.experts import check_experts, expert_shapes, read_experts
 from dflash_trt.checkpoint.model import Target, TargetConfig
 from dflash_trt.checkpoint.quantized import packed_dtypes, read_quantization
 from dflash_trt.checkpoint.stack import check_tensors, read_bias, read_layers, read_stack, read_windows, stack_shapes
@@ -17,14 +20,27 @@ class Family:
     """How a `model_type` differs from the others."""
 
     qk_norm: bool
-    sliding: bool  # reads sliding_window and layer_types
+    windows: Literal["none", "qwen", "alternating"]  # how sliding_window and layer_types are read
     default_theta: float | None = None  # where old configs leave rope_theta out
+    default_rope: Mapping[str, Any] = field(default_factory=dict)  # of configs without a rope block
+    default_eps: float = 1e-6
     o_bias: bool = True  # attention_bias includes o_proj
+    experts: bool = False  # a mixture of them in place of every MLP
+    sinks: bool = False
 
 
 FAMILIES = {
-    "llama": Family(qk_norm=False, sliding=False, default_theta=10000.0),
-    "qwen3": Family(qk_norm=True, sliding=True),
+    "llama": Family(qk_norm=False, windows="none", default_theta=10000.0),
+    "qwen3": Family(qk_norm=True, windows="qwen"),
+    "gpt_oss": Family(
+        qk_norm=False,
+        windows="alternating",
+        default_theta=150000.0,
+        default_rope={"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False},
+        default_eps=1e-5,
+        experts=True,
+        sinks=True,
+    ),
 }
 
 
@@ -47,18 +63,24 @@ def read_target(path: Path) -> Target:
         config,
         attention_bias=read_bias(config, "attention_bias", tensors, "self_attn"),
         qk_norm=family.qk_norm,
-        windows=read_windows(config) if family.sliding else (None,) * read_layers(config),
+        windows=_read_windows(config, family),
         default_theta=family.default_theta,
+        default_rope=family.default_rope,
+        default_eps=family.default_eps,
     )
+    experts = read_experts(config, tensors) if family.experts else None
+    dtypes = check_experts(experts, stack, tensors) if experts else {}
     # transformers ties nothing when the file holds a head of its own, so the tensors have the last word.
     tied = config.flag("tie_word_embeddings", False) and "lm_head.weight" not in tensors
     mlp_bias = read_bias(config, "mlp_bias", tensors, "mlp")
-    shapes = {f"model.{name}": s for name, s in stack_shapes(stack, o_bias=family.o_bias, mlp_bias=mlp_bias).items()}
+    mlp = expert_shapes(experts, stack.hidden, stack.ffn) if experts else None
+    own = stack_shapes(stack, o_bias=family.o_bias, mlp_bias=mlp_bias, mlp=mlp, sinks=family.sinks)
+    shapes = {f"model.{name}": shape for name, shape in own.items()}
     shapes["model.embed_tokens.weight"] = (stack.vocab, stack.hidden)
     if not tied:
         shapes["lm_head.weight"] = (stack.vocab, stack.hidden)
     tensors, shapes, quantization = read_quantization(config, tensors, shapes)
-    check_tensors(tensors, shapes, config, packed_dtypes(quantization))
+    check_tensors(tensors, shapes, config, packed_dtypes(quantization) | dtypes)
     return Target(
         path,
         TargetConfig(
@@ -69,10 +91,18 @@ def read_target(path: Path) -> Target:
             mlp_bias=mlp_bias,
             bos_id=config.integer("bos_token_id", None),
             eos_ids=_read_eos(config),
+            experts=experts,
+            sinks=family.sinks,
         ),
         tensors,
         quantization,
     )
+
+
+def _read_windows(config: Config, family: Family) -> tuple[int | None, ...]:
+    if family.windows == "none":
+        return (None,) * read_layers(config)
+    return read_windows(config, alternating=family.windows == "alternating")
 
 
 def _prefixed(name: str) -> str:

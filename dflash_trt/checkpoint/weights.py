@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -21,6 +21,7 @@ from dflash_trt.checkpoint.model import TensorRef
 from dflash_trt.errors import UserError
 
 MAX_HEADER = 100_000_000  # bytes; the limit of the reference implementation
+CHUNK = 512 << 10  # bytes that stay in a core's cache
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
@@ -91,6 +92,28 @@ def load_tensor(ref: TensorRef) -> np.ndarray:
     if len(values) < count:
         raise _damaged(f"the file is truncated inside tensor {ref.name}", ref.file)
     return values.reshape(ref.shape)
+
+
+def slices(ref: TensorRef, size: int = CHUNK) -> Iterator[np.ndarray]:
+    """Slices along the first axis: as many rows at a time as `size` bytes hold, at least one.
+
+    They come by `read`, as the pages of a map count as resident memory.
+    """
+    dtype, row = DTYPES[ref.dtype], math.prod(ref.shape[1:])
+    if not ref.nbytes:
+        return
+    rows = max(1, size // (row * dtype.itemsize))
+    try:
+        with ref.file.open("rb", buffering=0) as stream:
+            stream.seek(ref.offset)
+            for begin in range(0, ref.shape[0], rows):
+                count = min(rows, ref.shape[0] - begin) * row
+                values = np.fromfile(stream, dtype, count)
+                if values.size < count:
+                    raise UserError(f"the file is truncated inside tensor {ref.name}", where=ref.file)
+                yield values.reshape(-1, *ref.shape[1:])
+    except OSError as error:
+        raise UserError(f"cannot read tensor {ref.name}: {error.strerror}", where=ref.file) from None
 
 
 def _damaged(what: str, where: Path) -> UserError:

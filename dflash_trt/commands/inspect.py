@@ -25,25 +25,34 @@ def inspect(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of a card."),
     scan_weights: bool = typer.Option(False, "--scan", help="Read all weights and report NaN and Inf."),
     block_size: int | None = typer.Option(None, "--block-size", help="For drafters whose config does not tell it."),
+    memory: bool = typer.Option(
+        False, "--memory", help="Of an engine directory: what each rank takes of a GPU, and how many sequences fit."
+    ),
 ) -> None:
     """Show what a directory holds: sizes, attention, memory per sequence and problems. Exit code 2 if there are any."""
-    card = _describe(path, block_size)
+    card = _describe(path, block_size, memory)
     if scan_weights:
         card["problems"] += _scan(path)
     if as_json:
         typer.echo(json.dumps(card, indent=2))
     else:
+        ranks = card.pop("memory", None)
         Console().print(_panel(card))
+        if ranks:
+            Console().print(_memory(ranks, card["limits"]["max_seq_len"]))
     if card["problems"]:
         raise typer.Exit(UserError.exit_code)
 
 
-def _describe(path: Path, block_size: int | None) -> dict[str, Any]:
+def _describe(path: Path, block_size: int | None, memory: bool) -> dict[str, Any]:
     if not _is_engine(path):
+        if memory:
+            fix = "convert it first; a checkpoint's card tells its KV cache a token"
+            raise UserError("--memory is about engine directories", where=path, fix=fix)
         return describe_checkpoint(path, block_size)
     from dflash_trt.engine.card import describe_engine  # loads the compilers' bindings
 
-    return describe_engine(path)
+    return describe_engine(path, memory)
 
 
 def _is_engine(path: Path) -> bool:
@@ -72,6 +81,29 @@ def _panel(card: dict[str, Any]) -> Panel:
     return Panel.fit(table, title=card["kind"], title_align="left", border_style="red" if card["problems"] else "green")
 
 
+def _memory(ranks: list[dict[str, Any]], max_seq_len: int) -> Table:
+    """One column for each run of ranks that take the same."""
+    from dflash_trt.engine.memory import RESERVED
+
+    runs = [list(run) for _, run in itertools.groupby(ranks, key=lambda rank: {**rank, "rank": None})]
+    table = Table(title="memory of a rank", title_justify="left", caption_justify="left")
+    table.caption = f"a slot: {max_seq_len} tokens; cards with {RESERVED:.0%} set aside for all that is neither"
+    table.add_column()
+    for run in runs:
+        first, last = run[0]["rank"], run[-1]["rank"]
+        table.add_column(f"ranks {first}-{last}" if last > first else f"rank {first}", justify="right")
+    shown = [run[0] for run in runs]
+    for kind in dict.fromkeys(kind for rank in shown for kind in rank["weights"]):
+        table.add_row(kind, *(format_bytes(rank["weights"].get(kind, 0)) for rank in shown))
+    table.add_row("all weights", *(format_bytes(sum(rank["weights"].values())) for rank in shown), style="bold")
+    for role in shown[0]["cache_per_token"]:
+        table.add_row(f"KV cache a token, {role}", *(format_bytes(rank["cache_per_token"][role]) for rank in shown))
+    table.add_row("KV cache a slot", *(format_bytes(rank["cache_per_slot"]) for rank in shown))
+    for card in shown[0]["slots"]:
+        table.add_row(f"slots on {card}", *(f"{rank['slots'][card]:,}" for rank in shown))
+    return table
+
+
 def _rows(card: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The lines of a card, related facts side by side; what has no line of its own comes as `key: value`."""
     yield "path", card["path"]
@@ -97,7 +129,12 @@ def _checkpoint_rows(card: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for note in card["nvfp4"]["notes"] if card["nvfp4"] else ():
         yield "note", note
     yield "sizes", f"{card['layers']} layers, hidden {card['hidden']}, FFN {card['ffn']}, vocabulary {card['vocab']:,}"
-    yield "heads", f"{card['heads']} query, {card['kv_heads']} key/value, {card['head_dim']} wide"
+    if experts := card.get("experts"):
+        storage = {"float": "as floats"}.get(experts["storage"], f"in {experts['storage'].upper()}")
+        of = f"{experts['count']} in each layer, {experts['top_k']} a token"
+        yield "experts", f"{of}, {storage}, {format_bytes(experts['bytes'])}"
+    sinks = ", with sinks" if card.get("sinks") else ""
+    yield "heads", f"{card['heads']} query, {card['kv_heads']} key/value, {card['head_dim']} wide{sinks}"
     yield "biases", " and ".join(biases) or "none"
     yield "attention", "\n".join(_runs(card["attention"]))
     kind, *numbers = (

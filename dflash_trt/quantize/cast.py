@@ -15,11 +15,10 @@ import numpy as np
 from dflash_trt.checkpoint import mxfp4, nvfp4
 from dflash_trt.checkpoint.model import TensorRef
 from dflash_trt.checkpoint.shards import ShardWriter
-from dflash_trt.checkpoint.weights import load_tensor
+from dflash_trt.checkpoint.weights import load_tensor, slices
 from dflash_trt.errors import UserError
 from dflash_trt.quantize.pack import Layer, Scales, slots, write_global
 from dflash_trt.quantize.plan import Linear
-from dflash_trt.quantize.source import slices
 
 ZERO = 0  # e8m0's smallest, 2^-127: writers give it to blocks of zeros
 SQUARES = np.square(nvfp4.VALUES[np.arange(256) & 15]) + np.square(nvfp4.VALUES[np.arange(256) >> 4])  # of a byte

@@ -10,8 +10,9 @@ import numpy as np
 from dflash_trt.checkpoint import nvfp4
 from dflash_trt.checkpoint.mxfp4 import transpose_bytes
 from dflash_trt.checkpoint.shards import ShardWriter, Slot
+from dflash_trt.checkpoint.weights import slices
 from dflash_trt.quantize.plan import Linear
-from dflash_trt.quantize.source import check_finite, slices
+from dflash_trt.quantize.source import check_finite
 
 
 @dataclass(frozen=True)

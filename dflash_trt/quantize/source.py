@@ -1,7 +1,4 @@
-"""Read a checkpoint's tensors in pieces that stay in cache; by `read`, as the pages of a map count as resident memory.
-
-NaN and Inf end the work where they are met.
-"""
+"""Read a checkpoint's tensors in pieces; NaN and Inf end the work where they are met."""
 
 from __future__ import annotations
 
@@ -13,30 +10,10 @@ import numpy as np
 
 from dflash_trt.checkpoint.model import TensorRef
 from dflash_trt.checkpoint.scan import NOT_FINITE, scan
-from dflash_trt.checkpoint.weights import DTYPES
+from dflash_trt.checkpoint.weights import slices
 from dflash_trt.errors import UserError
 
-CHUNK = 512 << 10  # bytes
 ALL_BUT_SIGN = {"BF16": 0x7FFF, "F16": 0x7FFF, "F32": 0x7FFF_FFFF}
-
-
-def slices(ref: TensorRef, size: int = CHUNK) -> Iterator[np.ndarray]:
-    """Slices along the first axis: as many rows at a time as `size` bytes hold, at least one."""
-    dtype, row = DTYPES[ref.dtype], math.prod(ref.shape[1:])
-    if not ref.nbytes:
-        return
-    rows = max(1, size // (row * dtype.itemsize))
-    try:
-        with ref.file.open("rb", buffering=0) as stream:
-            stream.seek(ref.offset)
-            for begin in range(0, ref.shape[0], rows):
-                count = min(rows, ref.shape[0] - begin) * row
-                values = np.fromfile(stream, dtype, count)
-                if values.size < count:
-                    raise UserError(f"the file is truncated inside tensor {ref.name}", where=ref.file)
-                yield values.reshape(-1, *ref.shape[1:])
-    except OSError as error:
-        raise UserError(f"cannot read tensor {ref.name}: {error.strerror}", where=ref.file) from None
 
 
 def flat(ref: TensorRef) -> Iterator[np.ndarray]:

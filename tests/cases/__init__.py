@@ -1,13 +1,15 @@
-"""Inputs that must work or be refused, one YAML file a case: `pair/` at conversion, `nvfp4/` around quantization.
+"""Inputs that must work or be refused, one YAML file a case: `pair/` at conversion, `nvfp4/` around quantization,
+`gpt_oss/` around experts and ranks.
 
 name, why
-base                             tiny-qwen3 or tiny-llama (tests/tiny.py)
+base                             tiny-qwen3, tiny-llama or tiny-gptoss (tests/tiny.py)
 target_config, draft_config      set, remove: dotted keys of config.json, whatever the weights are
 target_tensors, draft_tensors    remove, add {name: {shape, dtype}}, rename {old: new}, split N
 truncate_draft                   bytes to cut from the end of its file
 block_size                       the option of `convert`
 pack_draft                       modules (globs) to pack as NVFP4, declared: keys to change in hf_quant_config.json
 zeros                            weights of the drafter to zero: [row or null for all, first column, end]
+ranks, world                     tp and ep of the engine, and how many processes run it
 quantize                         a preset: `quantize` instead of `convert`
 refused                          words that the message must hold
 reads                            values that the drafter's config must come to
@@ -40,6 +42,8 @@ class Case:
     draft_tensors: Mapping[str, Any] = field(default_factory=dict)
     pack_draft: Mapping[str, Any] = field(default_factory=dict)
     zeros: Mapping[str, tuple[int | None, int, int]] = field(default_factory=dict)
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    world: int | None = None
     quantize: str = ""
     truncate_draft: int = 0
     block_size: int | None = None

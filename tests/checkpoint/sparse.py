@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoint.weights import DTYPES
+from dflash_trt.checkpoint.shards import name_shards
+from dflash_trt.checkpoint.weights import DTYPES, INDEX
 from tests.tiny import draft_shapes
 
 Shape = tuple[int, ...]
@@ -62,3 +63,47 @@ def write_target(directory: Path, config: Mapping[str, Any], add: Mapping[str, S
         shapes["lm_head.weight"] = shapes["model.embed_tokens.weight"]
     write_file(directory / "model.safetensors", {**shapes, **add})
     return directory
+
+
+def write_gpt_oss(directory: Path, config: Mapping[str, Any], *, storage: str = "mxfp4", files: int = 1) -> Path:
+    """A gpt-oss target with experts as "mxfp4" or "float", its layers spread over `files` as its publisher does."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    shapes, layers = gpt_oss_shapes(config, storage), config["num_hidden_layers"]
+    shards: list[dict[str, Shape]] = [{} for _ in range(files)]
+    for name, shape in shapes.items():
+        layer = int(name.split(".")[2]) if ".layers." in name else 0 if "embed" in name else layers - 1
+        shards[layer * files // layers][name] = shape
+    names = name_shards(files)
+    for file, shard in zip(names, shards, strict=True):
+        write_file(directory / file, shard, dtypes={n: "U8" for n in shard if n.endswith(("_blocks", "_scales"))})
+    if files > 1:
+        weight_map = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
+        (directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return directory
+
+
+def gpt_oss_shapes(config: Mapping[str, Any], storage: str = "mxfp4") -> dict[str, Shape]:
+    """Written out here, so that readers are tested without themselves."""
+    hidden, ffn, experts = (config[key] for key in ("hidden_size", "intermediate_size", "num_local_experts"))
+    heads = config["num_attention_heads"]
+    q, kv = heads * config["head_dim"], config["num_key_value_heads"] * config["head_dim"]
+    layer: dict[str, Shape] = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+    for name, rows, width in [("q", q, hidden), ("k", kv, hidden), ("v", kv, hidden), ("o", hidden, q)]:
+        layer |= {f"self_attn.{name}_proj.weight": (rows, width), f"self_attn.{name}_proj.bias": (rows,)}
+    layer |= {"self_attn.sinks": (heads,), "mlp.router.weight": (experts, hidden), "mlp.router.bias": (experts,)}
+    for name, rows, width in [("gate_up_proj", 2 * ffn, hidden), ("down_proj", hidden, ffn)]:
+        name = f"mlp.experts.{name}"
+        layer[f"{name}_bias"] = (experts, rows)
+        if storage == "mxfp4":
+            layer[f"{name}_blocks"] = (experts, rows, width // 32, 16)
+            layer[f"{name}_scales"] = (experts, rows, width // 32)
+        else:
+            layer[name] = (experts, width, rows)
+    table = (config["vocab_size"], hidden)
+    whole: dict[str, Shape] = {"model.embed_tokens.weight": table, "model.norm.weight": (hidden,)}
+    if not config["tie_word_embeddings"]:
+        whole["lm_head.weight"] = table
+    for index in range(config["num_hidden_layers"]):
+        whole |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    return whole

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from dflash_trt.checkpoint import describe_checkpoint, read_draft, read_tensors
 from dflash_trt.cli import app
 from dflash_trt.engine import convert
-from tests.checkpoint.sparse import write_draft, write_target
+from tests.checkpoint.sparse import write_draft, write_gpt_oss, write_target
 from tests.tiny import DRAFT, TARGETS
 
 MIXED = {
@@ -116,7 +116,10 @@ trees = st.recursive(values, lambda tree: st.lists(tree, max_size=3) | st.dictio
 MORE_KEYS = ("rope_parameters", "rope_scaling", "layer_types", "causal", "use_swa", "mlp_bias", "quantization_config")
 
 
-@pytest.mark.parametrize(("write", "config"), [(write_draft, DRAFT), (write_target, TARGETS["tiny-qwen3"])])
+@pytest.mark.parametrize(
+    ("write", "config"),
+    [(write_draft, DRAFT), (write_target, TARGETS["tiny-qwen3"]), (write_gpt_oss, TARGETS["tiny-gptoss"])],
+)
 @settings(max_examples=200)
 @given(data=st.data())
 def test_any_value_of_any_key_gives_a_card(tmp_path_factory, write, config, data):

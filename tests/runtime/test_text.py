@@ -96,6 +96,10 @@ TEMPLATES = {
     "special tokens": "{{ bos_token }}{% for m in messages %}\n    {{ m.content | trim }}{{ eos_token }}\n{% endfor %}",
     "tools": "{% if tools %}{{ tools | tojson(indent=2) }}{% endif %}{{ messages | tojson }}",
     "date": "{{ strftime_now('%Y') }} {{ messages[0].content }}",
+    "macros": "{%- macro part(m) -%}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{%- endmacro -%}\n"
+    "{%- set seen = namespace(first=true) %}{% if effort is not defined %}{% set effort = 'medium' %}{% endif %}\n"
+    "{%- for m in messages %}{% if m.role in ['developer', 'system'] and seen.first %}{% set seen.first = false %}"
+    "# {{ effort }}\n{% endif %}\n    {{- part(m) }}\n{% endfor %}",
     "training marks": "{% for m in messages %}{% if loop.index > 3 %}{% break %}{% endif %}"
     "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
 }
