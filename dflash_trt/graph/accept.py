@@ -52,26 +52,28 @@ Sampler = Callable[[Net, ir.Value, ir.Value, int], ir.Value]  # weights [B, K, n
 
 def choose(
     net: Net,
-    logits: ir.Value,
+    logits: Callable[[], ir.Value],
     sampling: Sampling,
     vocab: int,
-    greedy: ir.Value | None = None,
+    greedy: ir.Value,
     sample: Sampler | None = None,
 ) -> ir.Value:
-    """The target's token at each position: logits float32 [B, K, V] → int64 [B, K].
+    """The target's token at each position, int64 [B, K].
 
-    `greedy` [B, K]: the most likely ones, where they are known. `sample` draws by weights; not given: in standard ops.
+    `logits` makes float32 [B, K, V] of all ranks' tokens, which only sampling needs; `greedy` [B, K] are the most
+    likely tokens. `sample` draws by weights; not given: in standard ops.
 
     Sampling is computed only in calls with a row that asks for it, the candidate list only where top_k or top_p is
     on; what a row gets depends on that row alone.
     """
+    made = logits() if net.native else None  # nothing is conditional there: once for all
     hot = net.op("Greater", sampling.temperature, net.const(0, np.float32))  # [B]
     p_on = net.op("Less", sampling.top_p, net.const(1, np.float32))
     cut = net.op("And", hot, net.op("Or", p_on, net.op("Greater", sampling.top_k, net.const(0))))  # [B]
 
     def softmax_weights() -> ir.Value:
         temperature = net.op("Where", hot, sampling.temperature, net.const(1, np.float32))
-        scaled = net.op("Div", logits, net.unsqueeze(temperature, 1, 2))
+        scaled = net.op("Div", made or logits(), net.unsqueeze(temperature, 1, 2))
         peak = net.op("ReduceMax", scaled, net.const([-1]), keepdims=1)
         return net.op("Exp", net.op("Sub", scaled, peak))  # [B, K, V], the softmax before normalisation
 
@@ -82,7 +84,6 @@ def choose(
             lambda: otherwise,
         )
 
-    greedy = greedy or net.op("ArgMax", logits, axis=-1, keepdims=0)
     draw, few = sample or _inverse_cdf, min(CANDIDATES, vocab)
     token = by(hot, lambda: draw(net, softmax_weights(), sampling.uniform, vocab), greedy)
     return by(cut, lambda: _from_candidates(net, softmax_weights(), sampling, few, draw), token)

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from dflash_trt.checkpoint import Draft
 from dflash_trt.graph.layer import Caches, LayerCache, Rows, decoder_layer
 from dflash_trt.graph.linear import project
+from dflash_trt.graph.mapping import Rank
 from dflash_trt.graph.net import Net
 from dflash_trt.graph.target import TargetNet
 from dflash_trt.graph.visibility import Sight
@@ -25,8 +26,9 @@ from dflash_trt.graph.weights import Weights
 class DraftNet:
     """The drafter as a part of the step graph; embedding and head are the target's."""
 
-    def __init__(self, net: Net, draft: Draft):
-        self.net, self.config = net, draft.config
+    def __init__(self, net: Net, draft: Draft, rank: Rank):
+        """`draft` as `rank` sees it (`shard.place`)."""
+        self.net, self.config, self.rank = net, draft.config, rank
         self.weights = Weights(net, "draft", draft.tensors)
 
     def inject(self, features: Sequence[ir.Value], rows: Rows, n_new: ir.Value, caches: Caches) -> Sequence[LayerCache]:
@@ -44,7 +46,7 @@ class DraftNet:
         return caches.inject(self.weights, y, rows, n_new, config.block_size)
 
     def propose(self, target: TargetNet, block: ir.Value, rows: Rows, caches: Sequence[LayerCache]) -> ir.Value:
-        """Draft logits float32 [B, K-1, V] for the block ids [B, K] = [next token, MASK …]."""
+        """Draft logits float32 [B*(K-1), …] of this rank's tokens, for the block ids [B, K] = [next token, MASK …]."""
         net, config = self.net, self.config
         x = target.embed(net.reshape(block, [-1]))
         if config.embedding_scale != 1.0:
@@ -52,14 +54,11 @@ class DraftNet:
         for i, cache in enumerate(caches):
             with net.scope(f"draft/layers.{i}"):
                 sight = Sight(config.causal[i], config.windows[i])
-                x = decoder_layer(net, config, self.weights.at(f"layers.{i}."), x, rows, cache, sight)
+                x = decoder_layer(net, config, self.weights.at(f"layers.{i}."), x, rows, cache, sight, self.rank)
         x = net.rms_norm(x, self.weights("norm.weight"), config.rms_eps)
-        drafts = config.block_size - 1
         x = net.reshape(x, [-1, config.block_size, config.hidden])
         x = net.op("Slice", x, net.const([1]), net.const([config.block_size]), net.const([1]))
-        logits = target.head(net.reshape(x, [-1, config.hidden]))
-        logits = net.reshape(logits, [-1, drafts, config.vocab])
-        return self._shape_logits(logits)
+        return self._shape_logits(target.head(net.reshape(x, [-1, config.hidden])))
 
     def _shape_logits(self, logits: ir.Value) -> ir.Value:
         """Output multiplier and soft cap of drafters that were trained with them."""

@@ -20,7 +20,9 @@ Operand = ir.Value | np.ndarray | np.generic
 class Body:
     """Nodes of one function; called like an op, with arrays for constants."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
+        """`prefix`: of the names of its values, which must differ from those of the body around it."""
+        self._prefix = prefix
         self._tape = tape.Tape()
 
     @property
@@ -32,8 +34,18 @@ class Body:
         values = [x if isinstance(x, ir.Value) else self._constant(np.asarray(x)) for x in inputs]
         made = self._tape.op_multi_out(op, values, attributes=attributes, num_outputs=outputs)
         for value in made:
-            value.name = f"t{len(self._tape.nodes)}.{value.index()}"
+            value.name = f"{self._prefix}t{len(self._tape.nodes)}.{value.index()}"
         return made[0] if outputs == 1 else tuple(made)
+
+    def loop(self, count: ir.Value, state: ir.Value, turn: Callable[[Body, ir.Value, ir.Value], ir.Value]) -> ir.Value:
+        """`state = turn(body, i, state)` for i = 0 … count-1 (scalars); a turn may read any value made before."""
+        body = Body(f"{self._prefix}t{len(self._tape.nodes)}.")
+        number = ir.val(f"{body._prefix}number", ir.DataType.INT64, ir.Shape([]))
+        more = ir.val(f"{body._prefix}more", ir.DataType.BOOL, ir.Shape([]))
+        before = ir.val(f"{body._prefix}before")
+        outputs = [body("Identity", more), body("Identity", turn(body, number, before))]
+        graph = ir.Graph([number, more, before], outputs, nodes=body.nodes, name="turn")
+        return self("Loop", count, np.bool_(True), state, body=graph)
 
     def attribute(self, name: str) -> ir.Value:
         """The calling node's integer attribute as a scalar."""
@@ -45,7 +57,7 @@ class Body:
 
     def _constant(self, array: np.ndarray) -> ir.Value:
         value = self._tape.op("Constant", [], attributes={"value": ir.tensor(array)})
-        value.name = f"c{len(self._tape.nodes)}"
+        value.name = f"{self._prefix}c{len(self._tape.nodes)}"
         return value
 
 

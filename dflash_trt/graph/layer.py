@@ -1,4 +1,6 @@
-"""The pre-norm decoder layer that targets and drafters share: grouped-query attention, then a SwiGLU MLP."""
+"""The pre-norm decoder layer that targets and drafters share: grouped-query attention, then a SwiGLU MLP or a
+mixture of experts.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,11 @@ from typing import Protocol
 
 import onnx_ir as ir
 
-from dflash_trt.checkpoint import StackConfig
+from dflash_trt.checkpoint import StackConfig, TargetConfig
+from dflash_trt.graph.collective import all_reduce
 from dflash_trt.graph.linear import project
+from dflash_trt.graph.mapping import Rank
+from dflash_trt.graph.moe import moe
 from dflash_trt.graph.net import Net
 from dflash_trt.graph.rope import Rotation
 from dflash_trt.graph.visibility import Sight, Visibility
@@ -55,6 +60,11 @@ class Caches(Protocol):
     def layers(self) -> Sequence[LayerCache]: ...
 
     @property
+    def first(self) -> int:
+        """The cache position of token 0."""
+        ...
+
+    @property
     def length(self) -> ir.Value:
         """S, a scalar."""
         ...
@@ -94,15 +104,27 @@ def project_qkv(net: Net, config: StackConfig, weights: Weights, x: ir.Value, ro
 
 
 def decoder_layer(
-    net: Net, config: StackConfig, weights: Weights, x: ir.Value, rows: Rows, cache: LayerCache, sight: Sight
+    net: Net,
+    config: StackConfig,
+    weights: Weights,
+    x: ir.Value,
+    rows: Rows,
+    cache: LayerCache,
+    sight: Sight,
+    rank: Rank,
 ) -> ir.Value:
-    """x [B*Q, H] → [B*Q, H]; the cache takes the rows' keys and values in."""
+    """x [B*Q, H] → [B*Q, H], the same on every rank; the cache takes the rows' keys and values in."""
     normed = net.rms_norm(x, weights("input_layernorm.weight"), config.rms_eps)
     new = project_qkv(net, config, weights, normed, rows)
     y = cache.attend(net, config, weights, new, rows, sight)
     y = net.reshape(net.op("Transpose", y, perm=[0, 2, 1, 3]), [-1, config.heads * config.head_dim])
-    x = project(net, weights, y, "self_attn.o_proj", residual=x)
+    x = project(net, weights, y, "self_attn.o_proj", residual=x, summed_over=rank.tp_group)
 
     normed = net.rms_norm(x, weights("post_attention_layernorm.weight"), config.rms_eps)
+    if isinstance(config, TargetConfig) and config.experts:
+        experts, adds_bias = rank.experts(config.experts.count), rank.expert_width_rank == 0
+        y = moe(net, config, weights, normed, experts=experts, down_bias=adds_bias)
+        return net.add(x, all_reduce(net, y, rank.everybody))
     gate_up = project(net, weights, normed, "mlp.gate_proj", "mlp.up_proj")
-    return project(net, weights, net.swiglu(gate_up, config.ffn), "mlp.down_proj", residual=x)
+    y = net.swiglu(gate_up, config.ffn)
+    return project(net, weights, y, "mlp.down_proj", residual=x, summed_over=rank.tp_group)

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
+from dflash_trt.graph.collective import all_reduce
 from dflash_trt.graph.net import Net
 from dflash_trt.graph.nvfp4 import round_rows, unpack
 from dflash_trt.graph.weights import Weights
 
 
-def project(net: Net, weights: Weights, x: ir.Value, *modules: str, residual: ir.Value | None = None) -> ir.Value:
+def project(
+    net: Net,
+    weights: Weights,
+    x: ir.Value,
+    *modules: str,
+    residual: ir.Value | None = None,
+    summed_over: Sequence[int] = (0,),
+) -> ir.Value:
     """x [T, in] through all modules at once → their outputs side by side, [T, sum of out] (+ residual).
 
     Unquantized weights are stacked into one product. A packed weight has a product of its own, for TensorRT takes 4-bit
     constants nowhere but right before DequantizeLinear; activations that several of them scale alike are rounded once.
+
+    `summed_over`: the ranks of which each holds some of the inputs; bias and residual are added to their sum.
     """
+    if len(summed_over) > 1:
+        (module,) = modules
+        part = project(net, weights.without_biases(), x, module)
+        extra = _sum(net, weights.bias(f"{module}.bias"), residual)
+        whole = all_reduce(net, part, summed_over)
+        return whole if extra is None else net.add(whole, extra)
     if not any(weights.is_packed(module) for module in modules):
         bias = weights.bias(*(f"{module}.bias" for module in modules))
         return net.linear(x, weights(*(f"{module}.weight" for module in modules)), _sum(net, bias, residual))

@@ -2,6 +2,10 @@
 
 TensorRT updates a cache in place only if one node writes it, so a draft layer's context rows and block rows are merged
 into one run of positions and written together.
+
+Attention sinks need no layer of their own. In a model that has them, position 0 of every cache is never written: it
+holds a zero key and a zero value, and token p lies at position p + 1. Whatever the query, a zero key scores 0, so the
+mask alone decides its logit: the head's sink. The softmax gets just that one more logit, and what it weighs is zero.
 """
 
 from __future__ import annotations
@@ -31,8 +35,12 @@ class Cache:
     ) -> ir.Value:
         """By TensorRT's native layers. The lengths add nothing to the mask but the permission to stop early."""
         self.write(net, new.k, new.v, rows.start)
-        mask = rows.visibility(sight)
+        mask = self.mask(weights, rows, sight)
         return net.op("Attention", new.q, self.k, self.v, mask, None, None, rows.length, scale=config.head_dim**-0.5)
+
+    def mask(self, weights: Weights, rows: Rows, sight: Sight) -> ir.Value:
+        """Which keys the rows see, [B, 1, Q, S]."""
+        return rows.visibility(sight)
 
     def write(self, net: Net, k: ir.Value, v: ir.Value, start: ir.Value) -> None:
         """Put k, v [B, Hkv, Q, D] at positions start[b] … start[b] + Q - 1."""
@@ -40,14 +48,27 @@ class Cache:
         self.v = net.op("TensorScatter", self.v, v, start, axis=2, mode="linear")
 
 
-class NativeCaches:
-    """Those of all layers of a model: inputs `ROLE_{k,v}_cache.i`, outputs `ROLE_{k,v}_present.i`."""
+class SinkCache(Cache):
+    """Of a layer with sinks, one logit a head."""
 
-    def __init__(self, net: Net, role: str, config: StackConfig, length: int | str):
+    def mask(self, weights: Weights, rows: Rows, sight: Sight) -> ir.Value:
+        """What is added to the scores, [B, Hq, Q, S]."""
+        return rows.visibility.with_sinks(sight, weights("self_attn.sinks"))
+
+
+class NativeCaches:
+    """Those of all layers of a model: inputs `ROLE_{k,v}_cache.i`, outputs `ROLE_{k,v}_present.i`.
+
+    With `sinks`, position 0 of the first inputs must be zero; it stays so.
+    """
+
+    def __init__(self, net: Net, role: str, config: StackConfig, length: int | str, sinks: bool = False):
         self._net, self._role, self._config = net, role, config
+        self.first = int(sinks)
+        cache = SinkCache if sinks else Cache
         self._shape = ("batch", config.kv_heads, length, config.head_dim)
         self.layers: list[Cache] = [
-            Cache(*(net.input(f"{role}_{kind}_cache.{i}", net.dtype, self._shape) for kind in "kv"))
+            cache(*(net.input(f"{role}_{kind}_cache.{i}", net.dtype, self._shape) for kind in "kv"))
             for i in range(config.layers)
         ]
 

@@ -27,10 +27,16 @@ FLOATS = {"float32": ir.DataType.FLOAT, "bfloat16": ir.DataType.BFLOAT16, "float
 class Net:
     """Nodes and initializers of one graph under construction."""
 
-    def __init__(self, dtype: str, *, native: bool):
-        """`native`: in the form that TensorRT compiles: no conditionals, 4-bit types; else as ONNX Runtime runs it."""
+    def __init__(self, dtype: str, *, native: bool, beside: Path | None = None, moe: str = "native"):
+        """`native`: in the form that TensorRT compiles: no conditionals, 4-bit types; else as ONNX Runtime runs it.
+
+        `moe`: how a native graph computes experts, see `moe.py`.
+        `beside`: the folder the graph will lie in; weights in files of that folder are referred to without a link.
+        """
         self.dtype = FLOATS[dtype]  # of weights and activations
         self.native = native
+        self.moe = moe
+        self.beside = beside
         self.inputs: list[ir.Value] = []
         self.outputs: list[ir.Value] = []
         self.initializers: dict[str, ir.Value] = {}

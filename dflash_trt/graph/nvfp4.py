@@ -33,7 +33,7 @@ def round_rows(net: Net, x: ir.Value, global_scale: ir.Value) -> ir.Value:
     """Activations [T, in] → the nearest NVFP4 values under `global_scale`, in the graph's dtype."""
     if net.native:
         return _in_dtype(net, _native_activation(net.op, x, global_scale))
-    return _in_dtype(net, net.call(Op("Nvfp4Activation", _activation), x, global_scale))
+    return _in_dtype(net, net.call(Op("Nvfp4Activation", round_body), x, global_scale))
 
 
 def _in_dtype(net: Net, values: ir.Value) -> ir.Value:
@@ -63,7 +63,7 @@ def _weight(op: Body, codes: ir.Value, scales: ir.Value, global_scale: ir.Value)
     return _flat(op, op("Mul", blocks, op("Unsqueeze", scale, np.array([-1]))))
 
 
-def _activation(op: Body, x: ir.Value, global_scale: ir.Value) -> ir.Value:
+def round_body(op: Body, x: ir.Value, global_scale: ir.Value) -> ir.Value:
     """Round to even among the e2m1 values: multiples of 0.5 below 2, of 1 below 4, of 2 up to 6.
 
     A block whose scale underflows becomes zero, as in TensorRT-LLM's kernels.

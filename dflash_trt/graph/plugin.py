@@ -38,10 +38,19 @@ class Store:
             rotated=config.head_dim, epsilon=config.rms_eps,
         )  # fmt: skip
 
-    def read(self, net: Net, config: StackConfig, layer: int, new: Projected, rows: Rows, sight: Sight) -> ir.Value:
+    def read(
+        self,
+        net: Net,
+        config: StackConfig,
+        layer: int,
+        new: Projected,
+        rows: Rows,
+        sight: Sight,
+        sinks: ir.Value | None = None,
+    ) -> ir.Value:
         """The rows of one layer attend to the positions before them and to themselves, [B, Hq, Q, D]."""
         return block_attention(
-            net, new.q, new.k, new.v, self.kv, rows.start, rows.count, None,
+            net, new.q, new.k, new.v, self.kv, rows.start, rows.count, sinks,
             k_head=layer * config.kv_heads, v_head=(self.layers + layer) * config.kv_heads,
             causal=sight.causal, window=sight.window, scale=config.head_dim**-0.5,
         )  # fmt: skip
@@ -52,6 +61,7 @@ class TargetLayer:
     """A layer of the target: its rows stay."""
 
     store: Store
+    sinks: bool
 
     def attend(
         self, net: Net, config: StackConfig, weights: Weights, new: Projected, rows: Rows, sight: Sight
@@ -60,7 +70,10 @@ class TargetLayer:
         _, kv = net.split(new.raw, sizes, axis=-1)
         k_norm = net.unsqueeze(weights("self_attn.k_norm.weight"), 0) if config.qk_norm else None
         self.store.write(net, config, kv, rows, k_norm)
-        return self.store.read(net, config, 0, new, rows, sight)
+        sinks = weights.raw("self_attn.sinks") if self.sinks else None
+        if sinks is not None and sinks.dtype != ir.DataType.FLOAT:
+            sinks = net.cast(sinks, ir.DataType.FLOAT)
+        return self.store.read(net, config, 0, new, rows, sight, sinks)
 
 
 @dataclass
@@ -79,8 +92,10 @@ class DraftLayer:
 class PluginCaches:
     """Inputs `ROLE_kv_cache.i`, outputs `ROLE_kv_present.i`: of a target one a layer, of a drafter one in all."""
 
-    def __init__(self, net: Net, role: str, config: StackConfig, length: int | str):
-        self._net, self._role, self._config = net, role, config
+    first = 0  # block_attention takes sinks by themselves
+
+    def __init__(self, net: Net, role: str, config: StackConfig, length: int | str, sinks: bool = False):
+        self._net, self._role, self._config, self._sinks = net, role, config, sinks
         shared = role == "draft"
         layers, count = (config.layers, 1) if shared else (1, config.layers)
         self._shape = ("batch", 2 * layers * config.kv_heads, length, config.head_dim)
@@ -88,7 +103,7 @@ class PluginCaches:
 
     @property
     def layers(self) -> Sequence[LayerCache]:
-        return [TargetLayer(store) for store in self._stores]
+        return [TargetLayer(store, self._sinks) for store in self._stores]
 
     @property
     def length(self) -> ir.Value:

@@ -6,6 +6,7 @@ The autoregressive graph is the same without the draft half and with K = 1.
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import onnx_ir as ir
 
@@ -14,6 +15,7 @@ from dflash_trt.graph import decide
 from dflash_trt.graph.accept import Sampling, accept, choose
 from dflash_trt.graph.draft import DraftNet
 from dflash_trt.graph.layer import Caches, Rows
+from dflash_trt.graph.mapping import SINGLE, Rank
 from dflash_trt.graph.native import NativeCaches
 from dflash_trt.graph.net import Net
 from dflash_trt.graph.plugin import PluginCaches
@@ -23,14 +25,23 @@ from dflash_trt.graph.visibility import Visibility
 
 I64, F32 = ir.DataType.INT64, ir.DataType.FLOAT
 
-
 CACHES: dict[str, type[NativeCaches] | type[PluginCaches]] = {"native": NativeCaches, "plugin": PluginCaches}
 
 
 def build_step(
-    pair: Pair, *, dtype: str, cache_len: int | None = None, ops: str = "native", debug: bool = False
+    pair: Pair,
+    *,
+    dtype: str,
+    cache_len: int | None = None,
+    ops: str = "native",
+    moe: str = "native",
+    debug: bool = False,
+    rank: Rank = SINGLE,
+    beside: Path | None = None,
 ) -> Net:
-    """Build the graph of `pair`, autoregressive if it has no drafter.
+    """Build the graph of `pair`, autoregressive if it has no drafter; of several ranks that of `rank`.
+
+    `pair` is what `shard.place` has made of the checkpoints for that rank, `beside` the folder that it wrote to.
 
     `dtype`: float32, bfloat16 or float16, of weights, activations and caches; logits are float32. `debug` adds the
     outputs `logits` [B, K, V], and with a drafter `hidden` [B, Q, ids * H] and `draft_logits` [B, K-1, V].
@@ -40,11 +51,12 @@ def build_step(
     default S may differ from call to call, and calls without a sampling row skip that work.
 
     `ops`: attention, caches and acceptance by TensorRT's "native" layers, or by this package's ops, each a "plugin" for
-    TensorRT and a function of standard ops for everybody else (`plugin.py`).
+    TensorRT and a function of standard ops for everybody else (`plugin.py`). `moe`: experts by TensorRT's "native"
+    products, or by its MOE "layer" (`moe.py`).
     """
-    net = Net(dtype, native=cache_len is not None)
-    target = TargetNet(net, pair.target)
-    draft = DraftNet(net, pair.draft) if pair.draft else None
+    net = Net(dtype, native=cache_len is not None, beside=beside, moe=moe)
+    target = TargetNet(net, pair.target, rank)
+    draft = DraftNet(net, pair.draft, rank) if pair.draft else None
     block_size = pair.draft.config.block_size if pair.draft else 1
 
     ids = net.input("input_ids", I64, ("batch", "query"))
@@ -56,7 +68,7 @@ def build_step(
         net.input("uniform", F32, ("batch", block_size)),
     )
     positions_per_slot: int | str = cache_len or "cache"
-    target_caches: Caches = CACHES[ops](net, "target", pair.target.config, positions_per_slot)
+    target_caches: Caches = CACHES[ops](net, "target", pair.target.config, positions_per_slot, pair.target.config.sinks)
     draft_caches = CACHES[ops](net, "draft", pair.draft.config, positions_per_slot) if pair.draft else None
 
     # the target over all columns
@@ -64,10 +76,11 @@ def build_step(
     batch, query = (net.op("Squeeze", part) for part in net.split(shape, [1, 1], axis=0))
     key_positions = target_caches.length
     positions = _positions(net, past_len, net.arange(query))
-    written = net.named("target.kv_lengths", net.add(past_len, query))
+    start = net.add(past_len, net.const(target_caches.first)) if target_caches.first else past_len
+    written = net.named("target.kv_lengths", net.add(start, query))
     rotation = Rotation(net, target.config.rope, target.config.head_dim, positions)
-    visibility = Visibility(net, positions, written, key_positions)
-    rows = Rows(shape, past_len, n_valid, written, rotation, visibility)
+    visibility = Visibility(net, positions, written, key_positions, target_caches.first)
+    rows = Rows(shape, start, n_valid, written, rotation, visibility)
     x = target.embed(net.reshape(ids, [-1]))
     taps = pair.draft.config.target_layer_ids if pair.draft else ()
     x, features = target.layers(x, rows, target_caches.layers, taps)
@@ -80,9 +93,12 @@ def build_step(
         columns = net.op("Max", net.op("Min", columns, last), net.const(0))
         flat = net.add(columns, net.unsqueeze(net.mul(net.arange(batch), query), 1))
         logits = target.head(target.norm(net.op("Gather", x, net.reshape(flat, [-1]), axis=0)))
-        logits = net.reshape(logits, [-1, block_size, target.config.vocab])
-        greedy = _most_likely(net, logits, ops)  # [B, K]
-        choice = choose(net, logits, sampling, target.config.vocab, greedy, _sample if ops == "plugin" else None)
+        greedy = net.reshape(target.most_likely(logits, ops == "plugin"), _shape(net, batch, block_size))
+
+        def whole() -> ir.Value:
+            return net.reshape(target.whole(logits), [-1, block_size, target.config.vocab])
+
+        choice = choose(net, whole, sampling, target.config.vocab, greedy, _sample if ops == "plugin" else None)
         choice = net.reshape(choice, _shape(net, batch, block_size))
         if draft and ops == "plugin":
             given = (ids, n_valid, n_given, past_len)
@@ -113,7 +129,8 @@ def build_step(
             visibility = Visibility(net, positions, end, key_positions)
             block_rows = Rows(_shape(net, batch, block_size), start, count, end, rotation, visibility)
             draft_logits = draft.propose(target, block, block_rows, layers)
-            proposed = _most_likely(net, draft_logits, ops)
+            proposed = target.most_likely(draft_logits, ops == "plugin")
+            proposed = net.reshape(proposed, _shape(net, batch, block_size - 1))
         next_block = net.concat([next_block, proposed], axis=1)
 
     net.output("n_accepted", n_accepted, I64, ("batch",))
@@ -126,23 +143,15 @@ def build_step(
     if lost:
         net.output("overflow", functools.reduce(net.add, (net.cast(rows, I64) for rows in lost)), I64, (1,))
     if debug:
-        net.output("logits", logits, F32, ("batch", block_size, target.config.vocab))
+        net.output("logits", whole(), F32, ("batch", block_size, target.config.vocab))
     if debug and draft:
         hidden = net.concat(features, axis=-1)
         width = len(features) * target.config.hidden
         hidden = net.reshape(hidden, net.concat([shape, net.const([width])], axis=0))
         net.output("hidden", hidden, net.dtype, ("batch", "query", width))
+        draft_logits = net.reshape(target.whole(draft_logits), [-1, block_size - 1, target.config.vocab])
         net.output("draft_logits", draft_logits, F32, ("batch", block_size - 1, target.config.vocab))
     return net
-
-
-def _most_likely(net: Net, logits: ir.Value, ops: str) -> ir.Value:
-    """logits [B, n, V] → int64 [B, n]"""
-    if ops == "native":
-        return net.op("ArgMax", logits, axis=-1, keepdims=0)
-    rows = net.reshape(logits, net.concat([net.const([-1]), net.op("Shape", logits, start=2)], axis=0))
-    _, index = decide.draft_head(net, rows)
-    return net.reshape(index, net.op("Shape", logits, end=2))
 
 
 def _sample(net: Net, weights: ir.Value, uniform: ir.Value, count: int) -> ir.Value:

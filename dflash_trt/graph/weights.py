@@ -6,14 +6,15 @@ the checkpoint's dtype is not the graph's, a `Cast` follows, which the compilers
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
 from dflash_trt.checkpoint import TensorRef, load_tensor
 from dflash_trt.errors import UserError
+from dflash_trt.graph.names import LINKS
 from dflash_trt.graph.net import Net
-
-LINKS = "weights"  # folder of the engine directory that holds one link per checkpoint file
 
 DTYPES = {"F32": ir.DataType.FLOAT, "BF16": ir.DataType.BFLOAT16, "F16": ir.DataType.FLOAT16}
 
@@ -42,10 +43,17 @@ class Weights:
             )
         return self._reference(ref, DTYPES[ref.dtype], ref.shape)
 
+    def stored(self, name: str, dtype: ir.DataType, shape: Sequence[int] | None = None) -> ir.Value:
+        """The tensor's bytes, read as values of another dtype and, if given, another shape."""
+        ref = self.tensors[self.prefix + name]
+        return self._reference(ref, dtype, tuple(shape or ref.shape))
+
     def _reference(self, ref: TensorRef, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.Value:
-        link = f"{LINKS}/{self.role}.{ref.file.name}"
-        self.net.links[link] = ref.file
-        name = f"{self.role}.{ref.name}"
+        link = ref.file.name
+        if ref.file.parent != self.net.beside:  # not written for this graph
+            link = f"{LINKS}/{self.role}.{link}"
+            self.net.links[link] = ref.file
+        name = f"{self.role}.{ref.name.removeprefix(f'{self.role}.')}"
         return self.net.initializer(
             ir.ExternalTensor(link, ref.offset, ref.nbytes, dtype, shape=ir.Shape(shape), name=name)
         )
@@ -74,15 +82,21 @@ class Weights:
         return (
             self._reference(codes, kind, shape),
             self._reference(scales, ir.DataType.FLOAT8E4M3FN, scales.shape),
-            self.net.const(self._number(f"{module}.weight_scale_2"), np.float32),
+            self.net.const(self.number(f"{module}.weight_scale_2"), np.float32),
         )
 
     def input_scale(self, module: str) -> float | None:
         """Of the module's activations; None if they are not quantized."""
-        return self._number(f"{module}.input_scale") if f"{module}.input_scale" in self else None
+        return self.number(f"{module}.input_scale") if f"{module}.input_scale" in self else None
 
-    def _number(self, name: str) -> float:
+    def number(self, name: str) -> float:
+        """The one number in a tensor, read now."""
         return float(load_tensor(self.tensors[self.prefix + name]).reshape(()))
+
+    def without_biases(self) -> Weights:
+        """The same checkpoint as if it had none."""
+        tensors = {name: ref for name, ref in self.tensors.items() if not name.endswith(".bias")}
+        return Weights(self.net, self.role, tensors, self.prefix)
 
     def bias(self, *names: str) -> ir.Value | None:
         """As calling, for biases that a checkpoint may not have."""

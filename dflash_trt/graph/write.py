@@ -7,6 +7,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 from dflash_trt.checkpoint import Pair
+from dflash_trt.graph.mapping import SINGLE, Rank
+from dflash_trt.graph.shard import place
 from dflash_trt.graph.step import build_step
 
 
@@ -18,14 +20,18 @@ def write_step(
     dtype: str,
     cache_len: int | None = None,
     ops: str = "native",
+    moe: str = "native",
     debug: bool = False,
+    rank: Rank = SINGLE,
 ) -> Path:
     """Write `directory/NAME.onnx` and, under `directory/weights/`, a link to every checkpoint file it refers to.
+
+    `pair` is what `shard.place` made of the checkpoints for `rank`, with `directory` for what it had to write.
 
     TensorRT's parser follows the links; ONNX Runtime refuses external data outside the model's folder, so its session
     maps the files itself. Returns the graph's path. Arguments as for `build_step`.
     """
-    net = build_step(pair, dtype=dtype, cache_len=cache_len, ops=ops, debug=debug)
+    net = build_step(pair, dtype=dtype, cache_len=cache_len, ops=ops, moe=moe, debug=debug, rank=rank, beside=directory)
     path = directory / f"{name}.onnx"
     ir.save(net.model(name), path)
     for location, file in net.links.items():
@@ -37,19 +43,29 @@ def write_step(
 
 
 def write_graphs(
-    pair: Pair, directory: Path, *, rank: int = 0, dtype: str, cache_len: int, ops: str = "native"
+    pair: Pair,
+    directory: Path,
+    *,
+    rank: Rank = SINGLE,
+    dtype: str,
+    cache_len: int,
+    ops: str = "native",
+    moe: str = "native",
 ) -> list[Path]:
     """Write every graph of one rank: with and without the drafter, for TensorRT and for a CPU.
+
+    Weights that no graph can refer to in their checkpoints go to `rankN.safetensors`.
 
     `rankN.onnx` and `rankN-ar.onnx` compute in `dtype` over caches of `cache_len` positions, as TensorRT compiles them;
     `rankN.cpu.onnx` and `rankN-ar.cpu.onnx` in float32 over caches of any length, as ONNX Runtime runs them.
     """
-    pairs = {f"rank{rank}": pair, f"rank{rank}-ar": Pair(pair.target, None)} if pair.draft else {f"rank{rank}-ar": pair}
+    pair, name = place(pair, rank, directory), f"rank{rank.number}"
+    pairs = {name: pair, f"{name}-ar": Pair(pair.target, None)} if pair.draft else {f"{name}-ar": pair}
     return [
         path
         for name, variant in pairs.items()
         for path in (
-            write_step(variant, directory, name, dtype=dtype, cache_len=cache_len, ops=ops),
-            write_step(variant, directory, f"{name}.cpu", dtype="float32", ops=ops),
+            write_step(variant, directory, name, dtype=dtype, cache_len=cache_len, ops=ops, moe=moe, rank=rank),
+            write_step(variant, directory, f"{name}.cpu", dtype="float32", ops=ops, rank=rank),
         )
     ]

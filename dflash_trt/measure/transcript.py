@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from dflash_trt.checkpoint import Pair
-from dflash_trt.graph import write_step
+from dflash_trt.graph import SINGLE, place, write_step
 from dflash_trt.runtime import Generator, Limits, Request, StepInputs, StepOutputs
 from dflash_trt.runtime.ort_session import OrtSession
 
@@ -30,7 +30,9 @@ class RecordingSession:
 
     def __init__(self, pair: Pair, directory: Path, limits: Limits):
         self.limits = limits
-        self._session = OrtSession(write_step(pair, directory, "verify", dtype="float32", debug=True), limits)
+        placed = place(pair, SINGLE, directory)
+        graph = write_step(placed, directory, f"rank{SINGLE.number}", dtype="float32", debug=True)
+        self._session = OrtSession(graph, limits)
         self.decisions: list[Decision] = []
 
     def step(self, inputs: StepInputs) -> StepOutputs:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from dflash_trt.checkpoint import Pair, pair, read_draft, read_target
-from dflash_trt.graph import write_step
+from dflash_trt.graph import SINGLE, place, write_step
 from dflash_trt.runtime.ort_session import OrtSession
 from dflash_trt.runtime.session import Limits, StepInputs
 
@@ -36,7 +36,7 @@ def load(
     checkpoint = read_target(target)
     checked = pair(checkpoint, read_draft(draft, block_size)) if draft else Pair(checkpoint, None)
     directory.mkdir()
-    graph = write_step(checked, directory, "rank0", dtype="float32", ops=ops, debug=True)
+    graph = write_step(place(checked, SINGLE, directory), directory, "rank0", dtype="float32", ops=ops, debug=True)
     width = checked.draft.config.block_size if checked.draft else 1
     return OrtSession(graph, Limits(max_batch, 512, width, 64), threads=1)
 

@@ -26,7 +26,7 @@ def session(*, native: bool) -> ort.InferenceSession:
         net.input("uniform", F32, ("batch", K)),
     )
     drafts, n_drafts = net.input("drafts", I64, ("batch", K - 1)), net.input("n_drafts", I64, ("batch",))
-    choice = choose(net, logits, sampling, V)
+    choice = choose(net, lambda: logits, sampling, V, net.op("ArgMax", logits, axis=-1, keepdims=0))
     n_accepted, next_token = accept(net, choice, drafts, n_drafts, K - 1)
     net.output("n_accepted", n_accepted, I64, ("batch",))
     net.output("next_token", next_token, I64, ("batch",))
