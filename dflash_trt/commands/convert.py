@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from dflash_trt.commands.progress import progress_bar
+from dflash_trt.sizes import format_bytes
 
 
 def convert(
@@ -29,9 +30,17 @@ def convert(
     block_size: int | None = typer.Option(
         None, help="Shorter draft block, or the block where the config names none.", show_default=False
     ),
+    tp: int = typer.Option(1, help="Ranks over which attention, MLPs and the vocabulary are split."),
+    ep: int | None = typer.Option(
+        None, help="Ranks over which a mixture of experts is split by expert; all of them.", show_default=False
+    ),
     ops: Literal["native", "plugin"] = typer.Option(
         "native",
         help="Attention, caches and acceptance by TensorRT's own layers, or by our plugins; a CPU runs either.",
+    ),
+    moe: Literal["native", "layer"] = typer.Option(
+        "native",
+        help="Experts by TensorRT's general layers, all at hand, or by its MOE layer, chosen ones (SM 100, 103, 110).",
     ),
     force: bool = typer.Option(False, "--force", help="Replace an existing engine directory."),
     as_json: bool = typer.Option(False, "--json", help="Print the manifest as JSON."),
@@ -42,7 +51,7 @@ def convert(
     with progress_bar() as progress:
         made = engine.convert(
             target, draft, output, dtype=dtype, max_batch=max_batch, max_seq_len=max_seq_len, max_query=max_query,
-            block_size=block_size, ops=ops, force=force, progress=progress,
+            block_size=block_size, tp=tp, ep=ep, ops=ops, moe=moe, force=force, progress=progress,
         )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(made.manifest.as_json(), indent=2))
@@ -56,5 +65,18 @@ def _tell(made: Any) -> None:
     console.print(f"[green]✓[/] [bold]{made.path}[/]: {manifest.pair}, {manifest.dtype}")
     console.print(
         f"  up to {limits.max_batch} sequences of {limits.max_seq_len} tokens, block {limits.block_size}, "
-        f"prefill chunks of {limits.max_query}; {len(manifest.weights)} weight files referred to, none copied"
+        f"prefill chunks of {limits.max_query}"
     )
+    console.print(f"  {_tell_weights(manifest)}")
+    if (mapping := manifest.mapping).world > 1:
+        console.print(f"  {mapping.world} ranks, tp {mapping.tp}, ep {mapping.ep}: run it by mpirun -n {mapping.world}")
+
+
+def _tell_weights(manifest: Any) -> str:
+    """`5 weight files referred to; written for 8 ranks: 1.3 GiB, 2.1 % of them`"""
+    referred, written = sum(file.size for file in manifest.weights.values()), manifest.written.values()
+    known = f"{len(manifest.weights)} weight files referred to"
+    if not written:
+        return f"{known}, none copied"
+    share = sum(written) / referred
+    return f"{known}; written for {len(written)} ranks: {format_bytes(sum(written))}, {share:.1%} of them"

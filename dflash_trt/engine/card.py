@@ -6,27 +6,32 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.engine.load import find_faults
-from dflash_trt.engine.manifest import Manifest, Model, Nvfp4, read_manifest
+from dflash_trt.engine.load import Engine, find_faults
+from dflash_trt.engine.manifest import Manifest, Nvfp4, read_manifest
+from dflash_trt.engine.memory import cache_per_token, measure
 from dflash_trt.errors import UserError
 
-CACHE_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a value
 
+def describe_engine(path: Path, memory: bool = False) -> dict[str, Any]:
+    """A JSON-able card. `problems` names every file that is missing or not what it was when the directory was made.
 
-def describe_engine(path: Path) -> dict[str, Any]:
-    """A JSON-able card. `problems` names every file that is missing or not what it was when the directory was made."""
+    `memory`: with what each rank takes of a GPU.
+    """
     card: dict[str, Any] = {"kind": "engine directory", "path": str(path)}
     try:
         manifest = read_manifest(path)
     except UserError as error:
         return card | {"problems": [str(error)]}
     faults = find_faults(path, manifest.given | manifest.compiled)
-    return card | _describe(manifest) | {"problems": [str(fault) for fault in faults]}
+    card |= _describe(manifest) | {"problems": [str(fault) for fault in faults]}
+    if memory and not card["problems"]:
+        card["memory"] = [asdict(rank) for rank in measure(Engine(path, manifest))]
+    return card
 
 
 def _describe(manifest: Manifest) -> dict[str, Any]:
     limits = manifest.limits
-    position = sum(_cache_values(model) for model in manifest.models) * CACHE_DTYPES[manifest.dtype]
+    position = sum(cache_per_token(manifest).values())
     return {
         "target": manifest.target.name,
         "drafter": manifest.draft.name if manifest.draft else None,
@@ -43,6 +48,7 @@ def _describe(manifest: Manifest) -> dict[str, Any]:
         "eos_ids": list(manifest.eos_ids),
         "weights": [weights.path for weights in manifest.weights.values()],
         "weight_bytes": sum(weights.size for weights in manifest.weights.values()),
+        "written_bytes": manifest.written,
         "cache_bytes": {"per_slot": position * limits.cache_len, "all": position * limits.cache_len * limits.max_batch},
         "engines": [
             {key: getattr(engine, key) for key in ("file", "sm", "compiler", "version", "precision", "size")}
@@ -53,8 +59,3 @@ def _describe(manifest: Manifest) -> dict[str, Any]:
 
 def _nvfp4(nvfp4: Nvfp4 | None) -> dict[str, Any] | None:
     return asdict(nvfp4) | {"of_bf16": round(nvfp4.nbytes / nvfp4.nbytes_bf16, 4)} if nvfp4 else None
-
-
-def _cache_values(model: Model) -> int:
-    """K and V of one position."""
-    return 2 * model.layers * model.kv_heads * model.head_dim

@@ -13,7 +13,7 @@ from dflash_trt.engine import worker
 from dflash_trt.engine.backends import Backend, choose
 from dflash_trt.engine.directory import reported
 from dflash_trt.engine.fingerprint import fingerprint
-from dflash_trt.engine.hardware import BRAIN, NVFP4, TABLE, Sm, listed
+from dflash_trt.engine.hardware import BRAIN, NVFP4, TABLE, TENSORRT, Sm, listed
 from dflash_trt.engine.load import Engine, find_faults, open_to_compile
 from dflash_trt.engine.manifest import CompiledEngine, Manifest, read_manifest
 from dflash_trt.errors import UserError
@@ -32,13 +32,21 @@ def build(
     engine = open_to_compile(path)
     compiler, target = choose(backend, sm)
     _check_dtype(engine.manifest.dtype, target, path)
-    _check_nvfp4(engine.manifest, target, path)
+    _check_packed(engine.manifest, target, path)
     if engine.manifest.ops == "plugin":
         from dflash_trt.engine.plugins import check_build
 
         check_build(path, compiler.name, target)
+    if engine.manifest.moe == "layer" and compiler.ahead_of_time:
+        fix = f"build with {TENSORRT}, or convert with --moe native"
+        raise UserError(f"{compiler.name} compiles no MOE layer", where=path, fix=fix)
     kept = {} if force else {e.graph: e for e in engine.manifest.engines if _is_current(e, compiler, target, engine)}
-    wanted = [engine.graph(draft=draft, cpu=False) for draft in (True, False) if engine.manifest.draft or not draft]
+    wanted = [
+        engine.graph(rank=rank, draft=draft, cpu=False)
+        for rank in range(engine.manifest.mapping.world)
+        for draft in (True, False)
+        if engine.manifest.draft or not draft
+    ]
     partial = {graph: path / f".{graph.stem}.sm{target.number}.{os.getpid()}" for graph in wanted}
     built: dict[str, CompiledEngine] = {}
     try:
@@ -62,12 +70,13 @@ def _check_dtype(dtype: str, target: Sm, path: Path) -> None:
         raise UserError(what, where=path, fix=fix)
 
 
-def _check_nvfp4(manifest: Manifest, target: Sm, path: Path) -> None:
+def _check_packed(manifest: Manifest, target: Sm, path: Path) -> None:
     for model in manifest.models:
-        if model.nvfp4 and NVFP4 not in target.precisions:
+        if model.packed and NVFP4 not in target.precisions:
             able = listed(*(sm.number for sm in TABLE.values() if NVFP4 in sm.precisions))
+            kind = "NVFP4" if model.nvfp4 else "MXFP4"
             raise UserError(
-                f"{model.name} has NVFP4 weights, which SM{target.number} ({target.cards}) cannot compute with",
+                f"{model.name} has {kind} weights, which SM{target.number} ({target.cards}) cannot compute with",
                 where=path,
                 fix=f"build for SM {able}, or convert the unquantized checkpoint",
             )
@@ -88,7 +97,7 @@ def _compile(
         sm=target.number,
         graph=str(graph),
         decoder_layers=sum(model.layers for model in models),
-        nvfp4_weights=sum(model.nvfp4.weights for model in models if model.nvfp4),
+        packed_weights=sum(model.packed for model in models),
         limits=manifest.limits if len(models) > 1 else dataclasses.replace(manifest.limits, block_size=1),
         output=str(output),
         ops=manifest.ops,

@@ -14,13 +14,14 @@ from dflash_trt.engine.directory import staged
 from dflash_trt.engine.fingerprint import fingerprint
 from dflash_trt.engine.hardware import NVFP4
 from dflash_trt.engine.load import Engine
-from dflash_trt.engine.manifest import MAJOR, MINOR, File, Limits, Manifest, Mapping, Model, Nvfp4, WeightFile
+from dflash_trt.engine.manifest import MAJOR, MINOR, File, Limits, Manifest, Model, Nvfp4, WeightFile
 from dflash_trt.errors import UserError
-from dflash_trt.graph import write_graphs
+from dflash_trt.graph.mapping import Mapping, Rank
 from dflash_trt.progress import Progress, silent
 
 DTYPES = ("bfloat16", "float16", "float32")  # float32 for a CPU alone: TensorRT has no attention kernel for it
 OPS = ("native", "plugin")
+MOE = ("native", "layer")
 MAX_BATCH = 8
 MAX_SEQ_LEN = 4096  # or what the models can, if less
 MAX_QUERY = 256  # enough columns to use a GPU's matrix units in prefill; each costs a cache position
@@ -44,7 +45,10 @@ def convert(
     max_seq_len: int | None = None,
     max_query: int = MAX_QUERY,
     block_size: int | None = None,
+    tp: int = 1,
+    ep: int | None = None,
     ops: str = OPS[0],
+    moe: str = MOE[0],
     force: bool = False,
     progress: Progress = silent,
 ) -> Engine:
@@ -52,8 +56,12 @@ def convert(
 
     `dtype` is that of the graphs TensorRT compiles; a CPU computes in float32. `block_size` shortens the drafter's
     block or, where its config names none, gives it. `ops`: attention, caches and acceptance by TensorRT's own layers or
-    by this package's plugins; a CPU runs either. Raises UserError for checkpoints or limits that do not fit.
+    by this package's plugins; a CPU runs either. `tp` and `ep`: over how many ranks attention and experts are split;
+    experts are split by number over all ranks unless `ep` says otherwise. `moe`: experts by TensorRT's general layers
+    or by its MOE layer. Raises UserError for checkpoints, limits or a mapping that do not fit.
     """
+    from dflash_trt.graph import check_mapping, write_graphs  # onnx-ir takes a second to import
+
     if dtype not in DTYPES:
         raise UserError(f"dtype {dtype!r} is not supported", where="--dtype", fix=f"choose one of {', '.join(DTYPES)}")
     for option, value in {"--max-batch": max_batch, "--max-query": max_query, "--max-seq-len": max_seq_len}.items():
@@ -61,12 +69,18 @@ def convert(
             raise UserError(f"{value} is too small", where=option, fix="give 1 or more")
     if ops not in OPS:
         raise UserError(f"ops {ops!r} are not supported", where="--ops", fix=f"choose {' or '.join(OPS)}")
+    if moe not in MOE:
+        raise UserError(f"moe {moe!r} is not supported", where="--moe", fix=f"choose {' or '.join(MOE)}")
     progress("reading the checkpoints", 0)
     models = pair(read_target(target), read_draft(draft, block_size) if draft else None)
+    mapping = Mapping(tp, ep if ep is not None else tp if models.target.config.experts else 1)
+    check_mapping(models, mapping)
+    if moe == "layer" and not models.target.config.experts:
+        raise UserError("the target has no experts", where=target, fix="leave --moe out")
     if ops == "plugin":
         from dflash_trt.engine.plugins import check_pair
 
-        check_pair(models, dtype)
+        check_pair(models, dtype, mapping)
     limits = Limits(
         max_batch=max_batch,
         max_seq_len=_max_seq_len(models, max_seq_len),
@@ -74,13 +88,17 @@ def convert(
         max_query=max_query,
     )
     with staged(output, force=force) as directory:
-        progress("writing the graphs", 0.2)
-        write_graphs(models, directory, dtype=dtype, cache_len=limits.cache_len, ops=ops)
+        for number in range(mapping.world):
+            progress(
+                f"writing the graphs of rank {number}" if number else "writing the graphs", 0.8 * number / mapping.world
+            )
+            rank = Rank(mapping, number)
+            write_graphs(models, directory, rank=rank, dtype=dtype, cache_len=limits.cache_len, ops=ops, moe=moe)
         for name in TOKENIZER_FILES:
             if (models.target.path / name).is_file():
                 shutil.copyfile(models.target.path / name, directory / name)
         progress("taking fingerprints", 0.8)
-        manifest = _describe(models, directory, dtype, limits, ops)
+        manifest = _describe(models, directory, dtype, mapping, limits, ops, moe)
         manifest.write(directory)
     progress("done", 1)
     return Engine(output, manifest)
@@ -101,7 +119,9 @@ def _max_seq_len(models: Pair, wanted: int | None) -> int:
     return wanted
 
 
-def _describe(models: Pair, directory: Path, dtype: str, limits: Limits, ops: str) -> Manifest:
+def _describe(
+    models: Pair, directory: Path, dtype: str, mapping: Mapping, limits: Limits, ops: str, moe: str
+) -> Manifest:
     written = sorted(path for path in directory.iterdir() if path.is_file())
     links = sorted(path for path in directory.rglob("*") if path.is_symlink())
     target, draft = _model(models.target), _model(models.draft) if models.draft else None
@@ -112,7 +132,7 @@ def _describe(models: Pair, directory: Path, dtype: str, limits: Limits, ops: st
         draft=draft,
         dtype=dtype,
         quantization=NVFP4 if target.nvfp4 or (draft and draft.nvfp4) else None,
-        mapping=Mapping(),
+        mapping=mapping,
         limits=limits,
         vocab=models.target.config.vocab,
         eos_ids=models.target.config.eos_ids,
@@ -122,6 +142,7 @@ def _describe(models: Pair, directory: Path, dtype: str, limits: Limits, ops: st
         tools={"dflash-trt": __version__, "python": platform.python_version()}
         | {name: version(name) for name in ("onnx", "onnx-ir")},
         ops=ops,
+        moe=moe,
     )
 
 
@@ -131,7 +152,16 @@ def _weight_file(path: Path) -> WeightFile:
 
 def _model(half: Target | Draft) -> Model:
     path, config = half.path.resolve(), half.config
-    return Model(path.name, str(path), config.layers, config.kv_heads, config.head_dim, _nvfp4(half.quantization))
+    experts = half.config.experts if isinstance(half, Target) else None
+    return Model(
+        name=path.name,
+        path=str(path),
+        layers=config.layers,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        nvfp4=_nvfp4(half.quantization),
+        mxfp4=2 * config.layers if experts and experts.storage == "mxfp4" else 0,
+    )
 
 
 def _nvfp4(quantization: Quantization | None) -> Nvfp4 | None:

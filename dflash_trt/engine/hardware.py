@@ -44,6 +44,9 @@ TABLE = {
 }
 
 
+MEMORY = {"B300": 288, "B200": 192, "H200": 141}  # 10^9 bytes of a card, by its data sheet
+
+
 def find_sm(number: int) -> Sm:
     """The table's entry. Raises UserError for a number that is none."""
     if number not in TABLE:

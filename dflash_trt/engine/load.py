@@ -30,18 +30,19 @@ class Engine:
     def limits(self) -> Limits:
         return self.manifest.limits
 
-    def graph(self, *, draft: bool = True, cpu: bool = True) -> Path:
-        """The step graph, without `draft` the autoregressive one; in float32 for a CPU, or as TensorRT compiles it.
+    def graph(self, *, rank: int = 0, draft: bool = True, cpu: bool = True) -> Path:
+        """The step graph of a rank, without `draft` the autoregressive one; in float32 for a CPU, or as TensorRT
+        compiles it.
 
         Raises UserError if the engine has no drafter but `draft` is asked for.
         """
         if draft and self.manifest.draft is None:
             raise UserError("this engine has no drafter", where=self.path, fix="run it without one (--no-draft)")
-        return self.path / f"rank0{'' if draft else '-ar'}{'.cpu' if cpu else ''}.onnx"
+        return self.path / f"rank{rank}{'' if draft else '-ar'}{'.cpu' if cpu else ''}.onnx"
 
-    def compiled(self, sm: int, *, draft: bool = True) -> CompiledEngine:
-        """The TensorRT engine for `sm`. Raises UserError if none was built."""
-        graph = self.graph(draft=draft, cpu=False).stem
+    def compiled(self, sm: int, *, rank: int = 0, draft: bool = True) -> CompiledEngine:
+        """The TensorRT engine of a rank for `sm`. Raises UserError if none was built."""
+        graph = self.graph(rank=rank, draft=draft, cpu=False).stem
         for engine in self.manifest.engines:
             if (engine.graph, engine.sm) == (graph, sm):
                 return engine

@@ -12,9 +12,10 @@ from typing import Any
 from dflash_trt.checkpoint.config import read_json
 from dflash_trt.engine.strict import Mismatch, decode
 from dflash_trt.errors import UserError
+from dflash_trt.graph.mapping import Mapping
 
 NAME = "manifest.json"
-MAJOR, MINOR = 1, 1  # a reader takes any minor version of its own major version
+MAJOR, MINOR = 1, 2  # a reader takes any minor version of its own major version
 
 CONVERT_AGAIN = "make the directory anew with `dflash-trt convert`"
 
@@ -55,14 +56,12 @@ class Model:
     kv_heads: int
     head_dim: int
     nvfp4: Nvfp4 | None = None
+    mxfp4: int = 0  # tensors of experts that are MXFP4 in the checkpoint and in the engine
 
-
-@dataclass(frozen=True)
-class Mapping:
-    """Over how many GPUs a copy of the engine is spread."""
-
-    tp: int = 1
-    ep: int = 1
+    @property
+    def packed(self) -> int:
+        """Weights of 4 bits."""
+        return self.mxfp4 + (self.nvfp4.weights if self.nvfp4 else 0)
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,11 @@ class Limits:
 
     @property
     def cache_len(self) -> int:
-        """S: a step writes its Q columns and the next block behind at most max_seq_len committed tokens."""
-        return self.max_seq_len + max(self.max_query, self.block_size) + self.block_size
+        """S: a step writes its Q columns and the next block behind at most max_seq_len committed tokens.
+
+        Attention sinks, where a model has them, take position 0.
+        """
+        return 1 + self.max_seq_len + max(self.max_query, self.block_size) + self.block_size
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ class Manifest:
     engines: tuple[CompiledEngine, ...]
     tools: dict[str, str]  # name → version of what wrote the directory
     ops: str = "native"  # or "plugin": who computes attention, caches and acceptance under TensorRT
+    moe: str = "native"  # or "layer": which of TensorRT's layers compute experts
 
     @property
     def pair(self) -> str:
@@ -127,6 +130,11 @@ class Manifest:
     def rounds_activations(self) -> bool:
         """Is the target W4A4? Then a text may change with the order of float32 sums (docs/nvfp4.md)."""
         return bool(self.target.nvfp4 and self.target.nvfp4.activations)
+
+    @property
+    def written(self) -> dict[str, int]:
+        """Bytes of weights that had to be written, by file: what ranks cannot refer to in the checkpoints."""
+        return {name: file.size for name, file in self.files.items() if name.endswith(".safetensors")}
 
     @property
     def given(self) -> dict[str, File]:

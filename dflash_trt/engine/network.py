@@ -14,26 +14,26 @@ from dflash_trt.errors import Failure
 CACHE_UPDATE, ATTENTION = NATIVE = ("KV_CACHE_UPDATE", "ATTENTION")  # layer types
 
 
-def parse(trt: ModuleType, builder: Any, logger: Any, graph: Path, decoder_layers: int, nvfp4_weights: int) -> Any:
-    """The network of a graph of so many decoder layers and NVFP4 weights.
+def parse(trt: ModuleType, builder: Any, logger: Any, graph: Path, decoder_layers: int, packed_weights: int) -> Any:
+    """The network of a graph of so many decoder layers and 4-bit weights.
 
     Raises Failure with the parser's words if it refuses, or if attention, caches or 4-bit weights did not stay native.
     """
     network = _read(trt, builder, logger, graph, lambda parser: parser.parse_from_file(str(graph)))
     _set_lengths(trt, network)
     _require_native(network, graph, decoder_layers)
-    _require_packed(trt, network, graph, nvfp4_weights)
+    _require_packed(trt, network, graph, packed_weights)
     return network
 
 
 def parse_plugins(
-    trt: ModuleType, builder: Any, logger: Any, graph: Path, config: Any, sm: int, nvfp4_weights: int
+    trt: ModuleType, builder: Any, logger: Any, graph: Path, config: Any, sm: int, packed_weights: int
 ) -> Any:
     """As `parse`, of a graph whose attention and caches are plugins for `sm`."""
     from dflash_trt.engine.plugins import parse_with_plugins
 
     network = _read(trt, builder, logger, graph, lambda parser: parse_with_plugins(trt, parser, config, graph, sm))
-    _require_packed(trt, network, graph, nvfp4_weights)
+    _require_packed(trt, network, graph, packed_weights)
     return network
 
 
@@ -116,7 +116,7 @@ def _require_native(network: Any, graph: Path, decoder_layers: int) -> None:
 
 
 def _require_packed(trt: ModuleType, network: Any, graph: Path, count: int) -> None:
-    """Every NVFP4 weight is a constant of 4-bit values: none was unpacked on the way."""
+    """Every NVFP4 or MXFP4 weight is a constant of 4-bit values: none was unpacked on the way."""
     constants = [layer for layer in _layers(network) if layer.type.name == "CONSTANT"]
     found = sum(layer.get_output(0).dtype == trt.DataType.FP4 for layer in constants) if count else 0
     if found != count:

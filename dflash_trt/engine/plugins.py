@@ -12,20 +12,23 @@ import onnx_ir as ir
 from dflash_trt.checkpoint import Draft, Pair, Target
 from dflash_trt.engine.hardware import TENSORRT, Sm
 from dflash_trt.errors import UserError
+from dflash_trt.graph.mapping import Mapping, Rank
+from dflash_trt.graph.shard import own_config
 from dflash_trt.plugins.kernels import Config, check
 from dflash_trt.plugins.tensorrt import check_sm, register
 from dflash_trt.plugins.tensorrt.lower import lower
 
 
-def check_pair(models: Pair, dtype: str) -> None:
+def check_pair(models: Pair, dtype: str, mapping: Mapping) -> None:
     """Raises UserError that names what the kernels take, for head widths and types that they do not."""
     for half in (models.target, models.draft):
         if half:
-            check(_config(half, dtype))
+            check(_config(half, dtype, mapping))
 
 
-def _config(half: Target | Draft, dtype: str) -> Config:
-    config = half.config
+def _config(half: Target | Draft, dtype: str, mapping: Mapping) -> Config:
+    """Of any rank: they have the same shapes."""
+    config = own_config(half, Rank(mapping))
     drafter = isinstance(half, Draft)
     return Config(
         name=str(half.path),

@@ -35,7 +35,7 @@ class Job:
     sm: int
     graph: str
     decoder_layers: int  # of target and drafter together
-    nvfp4_weights: int
+    packed_weights: int
     limits: Limits
     output: str
     ops: str = "native"
@@ -117,9 +117,9 @@ def compile_graph(compiler: Backend, job: Job) -> dict[str, int]:
     config = builder.create_builder_config()
     place = (trt, builder, logger, Path(job.graph))
     if job.ops == "plugin":
-        network = parse_plugins(*place, config, job.sm, job.nvfp4_weights)
+        network = parse_plugins(*place, config, job.sm, job.packed_weights)
     else:
-        network = parse(*place, job.decoder_layers, job.nvfp4_weights)
+        network = parse(*place, job.decoder_layers, job.packed_weights)
     layers = count_layers(network)
     monitor = make_monitor(trt, lambda fraction: tell("progress", fraction))
     config.progress_monitor = monitor  # the config does not keep it alive

@@ -182,9 +182,9 @@ def test_layers_that_did_not_become_native_are_counted(engine):
 
 def test_weights_that_are_not_four_bits_wide_are_counted(engine):
     with pytest.raises(Failure, match="the network has 0 4-bit weights, not 3"):
-        worker.run(_job(engine, "rank0-ar", nvfp4_weights=3), lambda what, fraction: None)
+        worker.run(_job(engine, "rank0-ar", packed_weights=3), lambda what, fraction: None)
 
 
-def _job(engine: Path, graph: str, layers: int = TARGET_LAYERS, nvfp4_weights: int = 0) -> worker.Job:
+def _job(engine: Path, graph: str, layers: int = TARGET_LAYERS, packed_weights: int = 0) -> worker.Job:
     path, limits = str(engine / f"{graph}.onnx"), open_engine(engine).limits
-    return worker.Job("tensorrt-rtx", 120, path, layers, nvfp4_weights, limits, str(engine / "output"))
+    return worker.Job("tensorrt-rtx", 120, path, layers, packed_weights, limits, str(engine / "output"))

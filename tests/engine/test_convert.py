@@ -36,7 +36,7 @@ def test_no_weight_is_copied(converted, pair):
 
 def test_the_manifest_tells_what_was_converted(converted):
     manifest = open_engine(converted).manifest
-    assert (manifest.format, manifest.dtype, manifest.vocab, manifest.eos_ids) == ("1.1", "bfloat16", 256, (2,))
+    assert (manifest.format, manifest.dtype, manifest.vocab, manifest.eos_ids) == ("1.2", "bfloat16", 256, (2,))
     assert (manifest.target.layers, manifest.target.kv_heads, manifest.target.head_dim) == (6, 2, 16)
     assert manifest.draft and manifest.draft.layers == 2
     assert vars(manifest.limits) == {"max_batch": 2, "max_seq_len": 64, "block_size": 8, "max_query": 16}

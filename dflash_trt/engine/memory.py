@@ -1,0 +1,84 @@
+"""What an engine takes of a GPU's memory, rank by rank, read off its graphs without a GPU.
+
+Weights count as TensorRT keeps them: packed ones as they are stored, others in the engine's dtype. Activations, the
+compiler's workspace, CUDA and NCCL are not known before a build; `RESERVED` of the card is set aside for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import onnx_ir as ir
+
+from dflash_trt.engine.hardware import MEMORY
+from dflash_trt.engine.load import Engine
+from dflash_trt.engine.manifest import Manifest, Model
+
+RESERVED = 0.1
+WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a value
+FLOATS = (ir.DataType.FLOAT, ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
+
+# Pattern of a weight's name in a graph → what it is for; the first that fits holds.
+KINDS = {
+    "draft.*": "drafter",
+    "target.*embed_tokens*": "embedding",
+    "target.lm_head*": "head",
+    "target.*.experts.*": "experts",
+    "target.*.self_attn.*": "attention",
+    "target.*.mlp.router.*": "router",
+    "target.*.mlp.*": "MLP",
+    "target.*": "norms",
+}
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """One rank's share, in bytes."""
+
+    rank: int
+    weights: dict[str, int]  # by kind
+    cache_per_token: dict[str, int]  # by model: K and V of one position in all layers
+    cache_per_slot: int  # of both models, for the longest sequence
+    slots: dict[str, int]  # by card: how many sequences of that length fit beside the weights
+
+
+def measure(engine: Engine) -> list[RankMemory]:
+    """The memory of each rank. Reads every rank's graph, no weights."""
+    return [_measure(engine, rank) for rank in range(engine.manifest.mapping.world)]
+
+
+def cache_per_token(manifest: Manifest) -> dict[str, int]:
+    """Bytes of one position in the caches of one rank, by model."""
+    roles = zip(("target", "drafter"), manifest.models, strict=False)
+    return {role: _values(model, manifest.mapping.tp) * WIDTHS[manifest.dtype] for role, model in roles}
+
+
+def _measure(engine: Engine, rank: int) -> RankMemory:
+    manifest = engine.manifest
+    weights = _weights(engine.graph(rank=rank, draft=manifest.draft is not None, cpu=False), WIDTHS[manifest.dtype])
+    token = cache_per_token(manifest)
+    slot = sum(token.values()) * manifest.limits.cache_len
+    free = {card: size * 1e9 * (1 - RESERVED) - sum(weights.values()) for card, size in MEMORY.items()}
+    slots = {card: max(0, int(left // slot)) for card, left in free.items()}
+    return RankMemory(rank, weights, token, slot, slots)
+
+
+def _weights(graph: Path, width: int) -> dict[str, int]:
+    """Bytes by kind, in the order of `KINDS`."""
+    found: Counter[str] = Counter()
+    for name, value in ir.load(graph).graph.initializers.items():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor):
+            kind = next(kind for pattern, kind in KINDS.items() if fnmatchcase(name, pattern))
+            plain = tensor.dtype in FLOATS and kind != "embedding"  # its rows are cast after they are looked up
+            found[kind] += width * math.prod(tensor.shape.numpy()) if plain else tensor.nbytes
+    return {kind: found[kind] for kind in dict.fromkeys(KINDS.values()) if found[kind]}
+
+
+def _values(model: Model, tp: int) -> int:
+    """Of K and V of one position; where ranks are more than heads, each holds one."""
+    return 2 * model.layers * max(1, model.kv_heads // tp) * model.head_dim
