@@ -13,7 +13,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from dflash_trt import __version__
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import explain
+from dflash_trt.launcher import leave_it_to_rank_0
 
 COMMANDS = {  # in the order of a first session; each is the function of that name in dflash_trt/commands/<name>.py
     "inspect": "Show what a drafter, a target or an engine directory holds.",
@@ -78,19 +79,12 @@ def main() -> None:
         if os.environ.get("DFLASH_TRT_TRACEBACK"):
             raise
         message, code = _explain(error)
+        leave_it_to_rank_0()
         print(message, file=sys.stderr)
         sys.exit(code)
 
 
 def _explain(error: Exception) -> tuple[str, int]:
-    match error:
-        case DflashError():
-            return f"error: {error}", error.exit_code
-        case TyperException():  # wrong usage
-            return f"error: {error.format_message()} — see dflash-trt --help", error.exit_code
-        case OSError():
-            return f"error: {error.strerror or error} — {error.filename or 'input or output'}", 1
-        case MemoryError():
-            return "error: out of memory — lower --max-batch or --max-seq-len", 1
-    fix = "this is a bug; DFLASH_TRT_TRACEBACK=1 shows where"
-    return f"error: {type(error).__name__}: {error} — {fix}", 1
+    if isinstance(error, TyperException):  # wrong usage
+        return f"error: {error.format_message()} — see dflash-trt --help", error.exit_code
+    return explain(error)

@@ -8,6 +8,7 @@ class DflashError(Exception):
     """Anything that ends a command with a message instead of a traceback."""
 
     exit_code = 1
+    everywhere = False  # do all ranks of a job know of it? Then one of them says it (`runtime/world.py`)
 
     def __init__(self, message: str):
         """Text from a checkpoint may hold anything; a terminal gets its unprintable characters as escapes."""
@@ -26,3 +27,16 @@ class UserError(DflashError):
 
 class Failure(DflashError):
     """The work failed although the input was right (compiler refusal, full disk): exit code 1."""
+
+
+def explain(error: BaseException) -> tuple[str, int]:
+    """What to print about an error that nobody caught, and the exit code."""
+    match error:
+        case DflashError():
+            return f"error: {error}", error.exit_code
+        case OSError():
+            return f"error: {error.strerror or error} — {error.filename or 'input or output'}", 1
+        case MemoryError():
+            return "error: out of memory — lower --max-batch or --max-seq-len", 1
+    fix = "this is a bug; DFLASH_TRT_TRACEBACK=1 shows where"
+    return f"error: {type(error).__name__}: {error} — {fix}", 1

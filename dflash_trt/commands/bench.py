@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from dflash_trt.commands.progress import progress_bar
-from dflash_trt.engine import Engine, open_engine
+from dflash_trt.engine import Engine
 from dflash_trt.errors import DflashError, UserError
 from dflash_trt.measure.compare import Prompts, check_comparable
 from dflash_trt.measure.compare import compare as run_comparison
@@ -24,6 +24,7 @@ from dflash_trt.measure.prompts import encode_prompts, read_prompts
 from dflash_trt.measure.race import race
 from dflash_trt.measure.report import make_record, show_comparison, show_record
 from dflash_trt.runtime import Tokenizer
+from dflash_trt.runtime.open import open_engine_alone
 
 
 def bench(
@@ -73,7 +74,7 @@ def bench(
 
 
 def _open(directory: Path, batch: int) -> Engine:
-    engine = open_engine(directory)
+    engine = open_engine_alone(directory)
     if engine.manifest.draft is None:
         raise UserError("this engine has no drafter to compare", where=directory, fix="convert again with --draft")
     if batch > engine.limits.max_batch:

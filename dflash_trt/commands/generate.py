@@ -12,11 +12,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dflash_trt.engine import open_engine
 from dflash_trt.errors import UserError
 from dflash_trt.measure.prompts import encode_prompts, read_prompts
 from dflash_trt.runtime import Generator, Output, Request, Sampling, Tokenizer
-from dflash_trt.runtime.open import open_generator
+from dflash_trt.runtime.lockstep import follow, lead
+from dflash_trt.runtime.open import make_generator, open_engine_on, open_session
+from dflash_trt.runtime.world import find_world
 
 
 def generate(
@@ -35,22 +36,39 @@ def generate(
     stats: bool = typer.Option(False, "--stats", help="Then say how the drafter did and where the time went."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object a prompt."),
 ) -> None:
-    """Answer prompts. The text of the first appears as it comes, the others follow in order."""
-    texts = [*prompt, *(_read_file(prompts) if prompts else [])]
+    """Answer prompts. The text of the first appears as it comes, the others follow in order.
+
+    An engine of several ranks is started with mpirun; then rank 0 reads and prints for all of them.
+    """
+    with find_world() as world:
+        sampling = world.together("reading options", lambda: Sampling(temperature, top_p, top_k, seed))
+        texts = world.together("reading prompts", lambda: [] if world.rank else _read_texts(prompt, prompts))
+        engine = open_engine_on(world, directory, no_draft=no_draft, batch=batch)
+        requests = world.together(
+            "encoding prompts",
+            lambda: [
+                Request(ids, max_new_tokens, sampling, id=str(number))
+                for number, ids in enumerate(encode_prompts(Tokenizer(directory), texts, raw=raw) if texts else [])
+            ],
+        )
+        draft = engine.manifest.draft is not None and not no_draft
+        session = open_session(engine, draft=draft, threads=threads, max_batch=batch, world=world)
+        if world.rank:
+            follow(session, world)
+            return
+        with lead(session, world) as leading:
+            generator = make_generator(engine, leading, draft=draft)
+            show = _show_json if as_json else _show_text
+            show(texts, _in_order(requests, generator.generate(requests)))
+        if stats:
+            Console(stderr=True).print(_table(generator))
+
+
+def _read_texts(prompts: Sequence[str], file: Path | None) -> list[str]:
+    texts = [*prompts, *(_read_file(file) if file else [])]
     if not texts:
         raise UserError("there is no prompt", where="generate", fix="give --prompt TEXT or --prompts FILE")
-    sampling = Sampling(temperature, top_p, top_k, seed)
-    engine = open_engine(directory)
-    requests = [
-        Request(ids, max_new_tokens, sampling, id=str(number))
-        for number, ids in enumerate(encode_prompts(Tokenizer(directory), texts, raw=raw))
-    ]
-    draft = engine.manifest.draft is not None and not no_draft
-    generator = open_generator(engine, draft=draft, threads=threads, max_batch=batch)
-    show = _show_json if as_json else _show_text
-    show(texts, _in_order(requests, generator.generate(requests)))
-    if stats:
-        Console(stderr=True).print(_table(generator))
+    return texts
 
 
 def _read_file(file: Path) -> list[str]:

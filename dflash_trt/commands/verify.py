@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from dflash_trt.commands.progress import progress_bar
-from dflash_trt.engine import open_engine
 from dflash_trt.errors import DflashError
 from dflash_trt.measure.agreement import TIE, TOLERANCE, Agreement
 from dflash_trt.measure.prompts import encode_prompts, read_prompts
 from dflash_trt.measure.verify import Verdict
 from dflash_trt.measure.verify import verify as run
 from dflash_trt.runtime import Tokenizer
+from dflash_trt.runtime.open import open_engine_alone
 
 PROMPTS = ["Why is the sky blue?", "Write a short story about a lighthouse.", "List five uses of a paper clip."]
 
@@ -36,7 +36,7 @@ def verify(
 
     The target is compared with transformers, the drafter with the wheel `dflash`; only this command needs them.
     """
-    engine = open_engine(directory)
+    engine = open_engine_alone(directory)
     texts = read_prompts(prompts) if prompts else PROMPTS
     ids = encode_prompts(Tokenizer(directory), texts, raw=raw)
     draft = engine.manifest.draft is not None and not no_draft

@@ -3,13 +3,15 @@
 Every cache is one buffer `[max_batch, Hkv, S, D]`. A call on slots i … j binds the view of those rows both as input
 and as output, so `TensorScatter` updates it without a copy. ONNX Runtime's attention works over all S positions of
 what it is given, whatever the sequences' lengths, so S follows the longest sequence at hand in steps of `BUCKET`
-instead of standing at the engine's limit.
+instead of standing at the engine's limit. Position 0 belongs to attention sinks, where a model has them: zero keys and
+values that nobody overwrites. Token p lies at position p + 1.
 """
 
 from __future__ import annotations
 
 import mmap
 import platform
+import re
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +19,10 @@ import onnxruntime as ort
 
 from dflash_trt.engine import Limits
 from dflash_trt.errors import Failure, UserError
-from dflash_trt.graph.weights import LINKS
+from dflash_trt.graph.names import LINKS
+from dflash_trt.runtime import collective_op
 from dflash_trt.runtime.session import OVERFLOW, StepInputs, StepOutputs, check_overflow
+from dflash_trt.runtime.world import World
 
 OLDEST = (1, 32)  # ONNX Runtime with TensorScatter and Attention of opset 24
 BUCKET = 128  # cache positions; a multiple keeps the number of reallocations over a request's life small
@@ -28,9 +32,9 @@ _DECIDED = ("n_accepted", "next_token", "next_block")
 
 
 class OrtSession:
-    """Runs one step graph (float32) in this process."""
+    """Runs one step graph (float32) in this process, together with the other ranks of `world`, if any."""
 
-    def __init__(self, graph: Path, limits: Limits, *, threads: int | None = None):
+    def __init__(self, graph: Path, limits: Limits, *, threads: int | None = None, world: World = World()):
         """`graph`: an .onnx file as `graph.write_step` leaves it; `threads`: of one operator, default all cores."""
         _require_opset()
         self.limits = limits
@@ -38,6 +42,8 @@ class OrtSession:
         options.log_severity_level = 3
         if threads:
             options.intra_op_num_threads = threads
+        if world.size > 1:
+            collective_op.register(options, world)
         with _MappedWeights(graph) as weights:
             options.add_external_initializers_from_files_in_memory(*weights)
             try:
@@ -65,7 +71,7 @@ class OrtSession:
         """As `step`, with the debug outputs of a graph that has them."""
         batch, query = inputs.input_ids.shape
         slots = slice(inputs.first, inputs.first + batch)
-        self._extent[slots] = inputs.past_len + max(query, self.limits.block_size) + self.limits.block_size
+        self._extent[slots] = 1 + inputs.past_len + max(query, self.limits.block_size) + self.limits.block_size
         self._fit(int(self._extent.max()))
         binding = self._session.io_binding()
         for name in _SMALL:
@@ -78,6 +84,7 @@ class OrtSession:
         for name in (*_DECIDED, *self._further):
             binding.bind_output(name)
         self._session.run_with_iobinding(binding)
+        collective_op.raise_fault()
         results = [value.numpy() for value in binding.get_outputs()[len(self._presents) :]]
         more = dict(zip(self._further, results[3:], strict=True))
         if OVERFLOW in more:
@@ -86,8 +93,8 @@ class OrtSession:
 
     def move_slot(self, source: int, target: int, length: int) -> None:
         for cache in self._caches.values():
-            cache[target, :, :length] = cache[source, :, :length]
-        self._extent[target] = length
+            cache[target, :, : 1 + length] = cache[source, :, : 1 + length]
+        self._extent[target] = 1 + length
 
     def free_slot(self, slot: int) -> None:
         self._extent[slot] = 0
@@ -116,22 +123,27 @@ def _require_opset() -> None:
 
 
 class _MappedWeights:
-    """The checkpoint files behind a graph's links, mapped for as long as ONNX Runtime needs to read them.
+    """The files that hold a graph's weights, mapped for as long as ONNX Runtime needs to read them.
+
+    They are the checkpoint files behind the links and, for a rank, a file of what no checkpoint has as it needs it.
 
     ONNX Runtime refuses external data outside the model's folder, links included; handed over as memory, the files'
     pages are read on demand and stay the system's to drop.
     """
 
     def __init__(self, graph: Path):
-        self._links = sorted((graph.parent / LINKS).iterdir())
+        links, own = graph.parent / LINKS, re.sub(r"(-ar)?(\.cpu)?\.onnx$", ".safetensors", graph.name)
+        self._files = {f"{LINKS}/{link.name}": link for link in (sorted(links.iterdir()) if links.is_dir() else ())}
+        if (graph.parent / own).is_file():
+            self._files[own] = graph.parent / own
         self._maps: list[mmap.mmap] = []
 
     def __enter__(self) -> tuple[list[str], list[np.ndarray], list[int]]:
-        for link in self._links:
-            with link.open("rb") as file:
+        for path in self._files.values():
+            with path.open("rb") as file:
                 self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         views = [np.frombuffer(mapped, np.uint8) for mapped in self._maps]
-        return [f"{LINKS}/{link.name}" for link in self._links], views, [len(mapped) for mapped in self._maps]
+        return list(self._files), views, [len(mapped) for mapped in self._maps]
 
     def __exit__(self, *_: object) -> None:
         self._maps.clear()  # unmapped once ONNX Runtime's last view is gone

@@ -55,7 +55,7 @@ class Session(Protocol):
         ...
 
     def move_slot(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of every cache from one slot to another."""
+        """Copy what the first `length` tokens left in every cache, and the sinks' position, to another slot."""
         ...
 
     def free_slot(self, slot: int) -> None:

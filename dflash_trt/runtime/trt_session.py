@@ -10,6 +10,8 @@ slots is a pointer into the cache.
 A decode step of a given shape is captured as one CUDA graph, copies included, and replayed. A captured graph keeps
 using the execution context it was captured from, so each gets a context of its own; the contexts share their working
 memory, for only one runs at a time. Calls with prefill chunks have too many shapes for that and are enqueued.
+
+With several ranks every context joins one NCCL communicator, and each rank is a process with a GPU of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from cuda.bindings import runtime as cudart
 
 from dflash_trt.engine import Limits
 from dflash_trt.errors import Failure
+from dflash_trt.runtime.nccl import Communicator
 from dflash_trt.runtime.session import OVERFLOW, StepInputs, StepOutputs, check_overflow
+from dflash_trt.runtime.world import World
 
 _DECODE, _PREFILL = 0, 1  # optimization profiles; see engine/network.py
 _ALIGNMENT = 256  # bytes; what TensorRT asks of device addresses
@@ -61,14 +65,16 @@ class _Call:
 
 
 class TensorRTSession:
-    """Runs one engine on the current device. What it allocates there stays until the process ends.
+    """Runs one engine on a device of its own. What it allocates there stays until the process ends.
 
     `trt` is the module that built `plan`: `tensorrt`, or `tensorrt_rtx_bindings`, whose engines specialise kernels at
     run time and therefore are not captured. Raises Failure with the driver's or TensorRT's words.
     """
 
-    def __init__(self, plan: Path, limits: Limits, trt: ModuleType):
+    def __init__(self, plan: Path, limits: Limits, trt: ModuleType, world: World = World()):
         self.limits = limits
+        _cuda(cudart.cudaSetDevice(world.local_rank))
+        self._communicator = Communicator(world) if world.size > 1 else None
         self._trt = trt
         self._capture = trt.__name__ == "tensorrt"
         self._runtime = trt.Runtime(trt.Logger(trt.Logger.WARNING))
@@ -87,6 +93,14 @@ class TensorRTSession:
         self._prefill = _Call(self._context(_PREFILL))
 
     def step(self, inputs: StepInputs) -> StepOutputs:
+        try:
+            return self._step(inputs)
+        except BaseException:
+            if self._communicator:
+                self._communicator.abort()
+            raise
+
+    def _step(self, inputs: StepInputs) -> StepOutputs:
         batch, query = inputs.input_ids.shape
         call = self._prefill
         if query == self.limits.block_size:
@@ -107,7 +121,7 @@ class TensorRTSession:
 
     def move_slot(self, source: int, target: int, length: int) -> None:
         for cache in self._caches.values():
-            pitch, width = cache.length * cache.position_bytes, length * cache.position_bytes
+            pitch, width = cache.length * cache.position_bytes, (1 + length) * cache.position_bytes
             old, new = (cache.address + slot * cache.slot_bytes for slot in (source, target))
             kind = cudart.cudaMemcpyKind.cudaMemcpyDeviceToDevice
             _cuda(cudart.cudaMemcpy2DAsync(new, pitch, old, pitch, width, cache.heads, kind, self._stream))
@@ -142,6 +156,8 @@ class TensorRTSession:
         context = self._engine.create_execution_context(strategy)
         context.set_optimization_profile_async(profile, int(self._stream))
         context.set_device_memory(self._workspace, self._engine.device_memory_size_v2)
+        if self._communicator:
+            self._communicator.join(context)
         _cuda(cudart.cudaStreamSynchronize(self._stream))
         return context
 
