@@ -98,7 +98,8 @@ def _memory(ranks: list[dict[str, Any]], max_seq_len: int) -> Table:
     table.add_row("all weights", *(format_bytes(sum(rank["weights"].values())) for rank in shown), style="bold")
     for role in shown[0]["cache_per_token"]:
         table.add_row(f"KV cache a token, {role}", *(format_bytes(rank["cache_per_token"][role]) for rank in shown))
-    table.add_row("KV cache a slot", *(format_bytes(rank["cache_per_slot"]) for rank in shown))
+    for role in shown[0]["cache_per_slot"]:
+        table.add_row(f"KV cache a slot, {role}", *(format_bytes(rank["cache_per_slot"][role]) for rank in shown))
     for card in shown[0]["slots"]:
         table.add_row(f"slots on {card}", *(f"{rank['slots'][card]:,}" for rank in shown))
     return table

@@ -1,7 +1,8 @@
 """What an engine takes of a GPU's memory, rank by rank, read off its graphs without a GPU.
 
-Weights count as TensorRT keeps them: packed ones as they are stored, others in the engine's dtype. Activations, the
-compiler's workspace, CUDA and NCCL are not known before a build; `RESERVED` of the card is set aside for them.
+Weights count as TensorRT keeps them: packed ones as they are stored, others in the engine's dtype, and MXFP4's scales, which
+it looks up in a table, in `SCALE` bytes. Activations, the compiler's workspace, CUDA and NCCL are not known before a
+build; `RESERVED` of the card is set aside for them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dflash_trt.engine.load import Engine
 from dflash_trt.engine.manifest import Manifest, Model
 
 RESERVED = 0.1
+SCALE = 6  # seen in engines of TensorRT-RTX 1.7: one of four bytes and one of two
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a value
 FLOATS = (ir.DataType.FLOAT, ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
 
@@ -42,7 +44,7 @@ class RankMemory:
     rank: int
     weights: dict[str, int]  # by kind
     cache_per_token: dict[str, int]  # by model: K and V of one position in all layers
-    cache_per_slot: int  # of both models, for the longest sequence
+    cache_per_slot: dict[str, int]  # by model, for the longest sequence
     slots: dict[str, int]  # by card: how many sequences of that length fit beside the weights
 
 
@@ -61,9 +63,9 @@ def _measure(engine: Engine, rank: int) -> RankMemory:
     manifest = engine.manifest
     weights = _weights(engine.graph(rank=rank, draft=manifest.draft is not None, cpu=False), WIDTHS[manifest.dtype])
     token = cache_per_token(manifest)
-    slot = sum(token.values()) * manifest.limits.cache_len
+    slot = {role: size * manifest.limits.cache_len for role, size in token.items()}
     free = {card: size * 1e9 * (1 - RESERVED) - sum(weights.values()) for card, size in MEMORY.items()}
-    slots = {card: max(0, int(left // slot)) for card, left in free.items()}
+    slots = {card: max(0, int(left // sum(slot.values()))) for card, left in free.items()}
     return RankMemory(rank, weights, token, slot, slots)
 
 
@@ -75,7 +77,9 @@ def _weights(graph: Path, width: int) -> dict[str, int]:
         if isinstance(tensor, ir.ExternalTensor):
             kind = next(kind for pattern, kind in KINDS.items() if fnmatchcase(name, pattern))
             plain = tensor.dtype in FLOATS and kind != "embedding"  # its rows are cast after they are looked up
-            found[kind] += width * math.prod(tensor.shape.numpy()) if plain else tensor.nbytes
+            looked_up = tensor.dtype == ir.DataType.UINT8
+            each = width if plain else SCALE if looked_up else None
+            found[kind] += each * math.prod(tensor.shape.numpy()) if each else tensor.nbytes
     return {kind: found[kind] for kind in dict.fromkeys(KINDS.values()) if found[kind]}
 
 

@@ -14,6 +14,7 @@ import tokenizers
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.chat import ChatTemplate
 
+CHANNEL = "<|channel|>"  # a special token of harmony, gpt-oss's format
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # what decoders put for bytes that are no character (yet)
 
 
@@ -30,14 +31,16 @@ class Tokenizer:
             raise UserError(f"the tokenizer cannot be read: {error}", where=path) from None
         self.vocab: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self._chat = ChatTemplate.read(directory)
+        # In harmony only special tokens tell thoughts from the answer, so there they stay in the text.
+        self._skip_special = self._tokenizer.token_to_id(CHANNEL) is None
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, with the special tokens the tokenizer puts around a text, e.g. bos."""
         return self._tokenizer.encode(text).ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`; special tokens have none."""
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
+        """Text of `ids`; special tokens have none, except harmony's, which structure an answer."""
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
 
     def encode_chat(self, messages: Iterable[dict[str, Any]], **variables: Any) -> list[int]:
         """Token ids of a conversation, laid out by the model's chat template, up to where the assistant answers.

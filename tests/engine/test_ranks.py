@@ -54,7 +54,7 @@ def test_memory_is_told_for_each_rank(four):
     assert [rank["rank"] for rank in ranks] == [0, 1, 2, 3]
     # One key/value head of 16 dimensions in bfloat16, K and V, in two layers of each model.
     assert ranks[3]["cache_per_token"] == {"target": LAYERS * 2 * 16 * 2, "drafter": 2 * 2 * 16 * 2}
-    experts = 2 * (3 * 64 * 96 * 17 // 32 + (2 * 96 + 64) * 2)  # two a rank: 4.25 bits a value, biases in bfloat16
+    experts = 2 * (3 * 64 * 96 * 22 // 32 + (2 * 96 + 64) * 2)  # two a rank: 5.5 bits a value, biases in bfloat16
     assert ranks[0]["weights"]["experts"] == LAYERS * experts
     table = CliRunner().invoke(app, ["inspect", str(four), "--memory"]).stdout
     assert "ranks 0-3" in table and "slots on B300" in table

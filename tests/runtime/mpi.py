@@ -38,3 +38,9 @@ def run(ranks: int, *command: object, timeout: float = 120) -> subprocess.Comple
     finally:
         process.kill()
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def run_alone(*command: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """One process without a launcher."""
+    words, environment = list(map(str, command)), os.environ | ENVIRONMENT
+    return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=timeout)

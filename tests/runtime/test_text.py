@@ -82,6 +82,18 @@ def test_bytes_that_are_no_text_still_add_up(tokenizer, ids, cuts):
     assert "".join(stream(tokenizer, ids, cuts)) == tokenizer.decode(ids)
 
 
+@pytest.mark.parametrize("special", ["<|channel|>", "<|other|>"])
+def test_special_tokens_stay_only_where_they_tell_thoughts_from_the_answer(special, tmp_path):
+    made = byte_level()
+    made.add_special_tokens([special])
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    ids = tokenizer.encode(f"{special}final")
+    assert len(ids) > 1
+    shown = f"{special}final" if special == "<|channel|>" else "final"
+    assert tokenizer.decode(ids) == "".join(stream(tokenizer, ids, [1])) == shown
+
+
 def test_a_missing_or_broken_tokenizer_is_named(tmp_path):
     with pytest.raises(UserError, match=r"no tokenizer — .*tokenizer\.json"):
         Tokenizer(tmp_path)
