@@ -14,7 +14,7 @@ How the weights are stored is for the tensors to say, and one model stores all o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from dflash_trt.checkpoint.config import Config
@@ -29,6 +29,7 @@ Storage = Literal["float", "mxfp4", "nvfp4"]
 PROJECTIONS = ("gate_up_proj", "down_proj")
 BLOCKS, SCALES = "_blocks", "_scales"
 BYTES = "U8"  # the dtype of both
+COUNT_KEYS = ("num_local_experts", "num_experts")
 TOP_K_KEYS = ("num_experts_per_tok", "experts_per_token")  # transformers' name and the publisher's
 
 
@@ -47,16 +48,9 @@ def read_experts(config: Config, tensors: Mapping[str, TensorRef]) -> Experts:
     Raises UserError where keys disagree, where layers are stored in different ways, or where the config names MXFP4
     and the tensors are something else.
     """
-    count = config.integer("num_local_experts", at_least=1)
-    said = {key: config.integer(key, at_least=1) for key in TOP_K_KEYS if key in config}
-    if not said:
-        raise config.bad(TOP_K_KEYS[0], "is missing")
-    if len({*said.values()}) > 1:
-        first, second = (f"{key} is {value}" for key, value in said.items())
-        raise UserError(f"{first}, but {second}", where=config.file, fix="keep one")
-    top_k = next(iter(said.values()))
+    (count_key, count), (top_k_key, top_k) = (_read_either(config, keys) for keys in (COUNT_KEYS, TOP_K_KEYS))
     if top_k > count:
-        raise config.bad(next(iter(said)), f"is {top_k}, but num_local_experts is {count}")
+        raise config.bad(top_k_key, f"is {top_k}, but {count_key} is {count}")
     return Experts(
         count,
         top_k,
@@ -64,6 +58,17 @@ def read_experts(config: Config, tensors: Mapping[str, TensorRef]) -> Experts:
         alpha=config.number("swiglu_alpha", 1.702),
         limit=config.number("swiglu_limit", 7.0),
     )
+
+
+def _read_either(config: Config, keys: Sequence[str]) -> tuple[str, int]:
+    """A number that has two names, and the name it was found under."""
+    said = {key: config.integer(key, at_least=1) for key in keys if key in config}
+    if not said:
+        raise config.bad(keys[0], "is missing")
+    if len({*said.values()}) > 1:
+        first, second = (f"{key} is {value}" for key, value in said.items())
+        raise UserError(f"{first}, but {second}", where=config.file, fix="keep one")
+    return next(iter(said.items()))
 
 
 def expert_shapes(experts: Experts, hidden: int, ffn: int) -> Shapes:
@@ -103,6 +108,18 @@ def check_experts(experts: Experts, stack: StackConfig, tensors: Mapping[str, Te
         if partner not in tensors:
             raise _bad(ref, f"is there, but {partner} is missing", "one has no values without the other; " + fix)
     return found
+
+
+def check_input_scales(tensors: Mapping[str, TensorRef]) -> None:
+    """Raises UserError for NVFP4 layers that round the inputs of one product alone."""
+    for name, ref in sorted(tensors.items()):
+        module, scale, _ = name.partition("_proj_input_scale")
+        if INSIDE in name and scale:
+            prefix, _, local = module.rpartition(".")
+            other = f"{prefix}.{'down' if local == 'gate_up' else 'gate_up'}{scale}"
+            if other not in tensors:
+                fix = "a layer's experts round the inputs of both products or of neither; quantize again"
+                raise _bad(ref, f"is there, but {other} is missing", fix)
 
 
 def count_values(tensors: Mapping[str, TensorRef]) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dflash_trt.checkpoint.config import Config, read_config
-from dflash_trt.checkpoint.experts import check_experts, expert_shapes, read_experts
+from dflash_trt.checkpoint.experts import check_experts, check_input_scales, expert_shapes, read_experts
 from dflash_trt.checkpoint.model import Target, TargetConfig
 from dflash_trt.checkpoint.quantized import packed_dtypes, read_quantization
 from dflash_trt.checkpoint.stack import check_tensors, read_bias, read_layers, read_stack, read_windows, stack_shapes
@@ -81,6 +81,7 @@ def read_target(path: Path) -> Target:
         shapes["lm_head.weight"] = (stack.vocab, stack.hidden)
     tensors, shapes, quantization = read_quantization(config, tensors, shapes)
     check_tensors(tensors, shapes, config, packed_dtypes(quantization) | dtypes)
+    check_input_scales(tensors)
     return Target(
         path,
         TargetConfig(

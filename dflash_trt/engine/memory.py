@@ -1,8 +1,8 @@
 """What an engine takes of a GPU's memory, rank by rank, read off its graphs without a GPU.
 
-Weights count as TensorRT keeps them: packed ones as they are stored, others in the engine's dtype, and MXFP4's scales, which
-it looks up in a table, in `SCALE` bytes. Activations, the compiler's workspace, CUDA and NCCL are not known before a
-build; `RESERVED` of the card is set aside for them.
+Weights count as TensorRT keeps them: packed ones as they are stored, others in the engine's dtype, and scales of MXFP4,
+which it looks up in a table, in `SCALE` bytes. Activations, the workspace, CUDA and NCCL are not known before
+a build; `RESERVED` of the card is set aside for them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from dflash_trt.engine.load import Engine
 from dflash_trt.engine.manifest import Manifest, Model
 
 RESERVED = 0.1
-SCALE = 6  # seen in engines of TensorRT-RTX 1.7: one of four bytes and one of two
+SCALE = 4  # bytes, as seen in engines of TensorRT-RTX 1.7
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a value
+TWICE = "draft.*.[kv]_proj.weight"  # stacked for all layers' context, and with q for a layer's block
 FLOATS = (ir.DataType.FLOAT, ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
 
 # Pattern of a weight's name in a graph → what it is for; the first that fits holds.
@@ -79,7 +80,8 @@ def _weights(graph: Path, width: int) -> dict[str, int]:
             plain = tensor.dtype in FLOATS and kind != "embedding"  # its rows are cast after they are looked up
             looked_up = tensor.dtype == ir.DataType.UINT8
             each = width if plain else SCALE if looked_up else None
-            found[kind] += each * math.prod(tensor.shape.numpy()) if each else tensor.nbytes
+            size = each * math.prod(tensor.shape.numpy()) if each else tensor.nbytes
+            found[kind] += size * (1 + (plain and fnmatchcase(name, TWICE)))
     return {kind: found[kind] for kind in dict.fromkeys(KINDS.values()) if found[kind]}
 
 

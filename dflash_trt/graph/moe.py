@@ -186,13 +186,16 @@ class _AtHand:
         return [net.op("Squeeze", part, net.const([axis])) for part in parts]
 
     def _clamped_swiglu(self, gate: ir.Value, up: ir.Value) -> ir.Value:
+        """In float32: bfloat16 has no 1.702."""
         net = self.net
         limit, least, alpha, one = (
-            net.const(number, self._kind)
+            net.const(number, np.float32)
             for number in (self.settings.limit, -self.settings.limit, self.settings.alpha, 1)
         )
+        gate, up = (_cast(net, half, F32) for half in (gate, up))
         gate, up = net.op("Min", gate, limit), net.op("Max", net.op("Min", up, limit), least)
-        return net.mul(net.mul(gate, net.op("Sigmoid", net.mul(gate, alpha))), net.add(up, one))
+        y = net.mul(net.mul(gate, net.op("Sigmoid", net.mul(gate, alpha))), net.add(up, one))
+        return _cast(net, y, net.dtype)
 
     # -- the tensors --------------------------------------------------------------------------------------------------
 

@@ -93,9 +93,19 @@ class TargetNet:
             return logits
         if self._count < self._each:  # all ranks give the same number
             logits = net.op("Pad", logits, net.const([0, 0, 0, self._each - self._count]))
-        parts = net.reshape(all_gather(net, logits, self.rank.tp_group), [tp, -1, self._each])
+        parts = self._of_all(logits, self._each)
         together = net.reshape(net.op("Transpose", parts, perm=[1, 0, 2]), [-1, tp * self._each])
         return net.op("Slice", together, net.const([0]), net.const([self.config.vocab]), net.const([1]))
+
+    def _of_all(self, rows: ir.Value, width: int) -> ir.Value:
+        """rows [n, width] of the ranks that share the vocabulary, [tp, n, width].
+
+        All ranks give theirs, and the first tp count, for what follows them is the same once more: TensorRT-RTX 1.7
+        multiplies the rows of any gathering by one number, that of the largest group in the graph.
+        """
+        net, tp, world = self.net, self.rank.mapping.tp, self.rank.mapping.world
+        gathered = net.reshape(all_gather(net, rows, self.rank.everybody), [world, -1, width])
+        return net.split(gathered, [tp, world - tp], axis=0)[0] if tp < world else gathered
 
     def most_likely(self, logits: ir.Value, by_plugin: bool) -> ir.Value:
         """Logits [n, …] as `head` gives them → the most likely tokens, int64 [n]; of equals the smallest.
@@ -113,7 +123,7 @@ class TargetNet:
             value = net.op("ReduceMax", logits, net.const([-1]), keepdims=0)
             index = net.add(index, net.const(self._first))
         best = net.op("Concat", *(net.unsqueeze(x, 1) for x in (value, net.cast(index, F32))), axis=1)  # [n, 2]
-        best = net.reshape(all_gather(net, best, self.rank.tp_group), [self.rank.mapping.tp, -1, 2])
+        best = self._of_all(best, 2)
         value, index = (net.op("Squeeze", x, net.const([2])) for x in net.split(best, [1, 1], axis=2))  # [tp, n]
         top = net.op("Equal", value, net.op("ReduceMax", value, net.const([0]), keepdims=1))
         index = net.op("Where", top, index, net.const(self.config.vocab - 1, np.float32))

@@ -296,7 +296,10 @@ def test_a_config_of_mxfp4_over_other_experts_is_refused(made, tmp_path, storage
     [
         ({"remove": [GATE_UP + "_weight_scale"]}, ["has dtype U8, but", "gate_up_proj_weight_scale is missing"]),
         ({"remove": [GATE_UP + "_weight_scale_2"]}, ["has dtype U8, but", "gate_up_proj_weight_scale_2 is missing"]),
-        ({"remove": [GATE_UP + "_input_scale"]}, ["quant_algo is NVFP4 (W4A4), but", f"{GATE_UP}.input_scale"]),
+        (
+            {"remove": [GATE_UP + "_input_scale"]},
+            ["quant_algo is NVFP4 (W4A4), but", f"the input_scale of {GATE_UP} is missing"],
+        ),
         (
             {"add": {GATE_UP + "_weight_scale": {"shape": [8, 4, 192], "dtype": "U8"}}},
             ["gate_up_proj_weight_scale has dtype U8, not F8_E4M3"],
@@ -324,6 +327,16 @@ def test_nvfp4_experts_are_checked_as_linears_are(made, tmp_path, edits, words):
     path = copy(made["nvfp4"], tmp_path)
     edit_tensors(path, **edits)
     refused(path, *words)
+
+
+@pytest.mark.parametrize("missing", ["gate_up", "down"])
+def test_inputs_of_one_product_alone_are_not_rounded(made, tmp_path, missing):
+    path = copy(made["nvfp4"], tmp_path)
+    edit_tensors(path, remove=[f"*{missing}_proj_input_scale"])
+    (path / "hf_quant_config.json").unlink()
+    edit_config(path, remove=["quantization_config"])
+    there = "down" if missing == "gate_up" else "gate_up"
+    refused(path, f"{there}_proj_input_scale", f"{missing}_proj_input_scale is missing", "of both products")
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])

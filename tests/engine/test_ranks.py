@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dflash_trt.cli import app
-from dflash_trt.engine import build, convert, open_engine, worker
+from dflash_trt.engine import Engine, build, convert, open_engine, worker
 from dflash_trt.engine.memory import measure
 from dflash_trt.errors import UserError
 from tests.tiny import make_pair
@@ -54,7 +54,7 @@ def test_memory_is_told_for_each_rank(four):
     assert [rank["rank"] for rank in ranks] == [0, 1, 2, 3]
     # One key/value head of 16 dimensions in bfloat16, K and V, in two layers of each model.
     assert ranks[3]["cache_per_token"] == {"target": LAYERS * 2 * 16 * 2, "drafter": 2 * 2 * 16 * 2}
-    experts = 2 * (3 * 64 * 96 * 22 // 32 + (2 * 96 + 64) * 2)  # two a rank: 5.5 bits a value, biases in bfloat16
+    experts = 2 * (3 * 64 * 96 * 20 // 32 + (2 * 96 + 64) * 2)  # two a rank: 5 bits a value, biases in bfloat16
     assert ranks[0]["weights"]["experts"] == LAYERS * experts
     table = CliRunner().invoke(app, ["inspect", str(four), "--memory"]).stdout
     assert "ranks 0-3" in table and "slots on B300" in table
@@ -71,20 +71,27 @@ def test_memory_of_one_rank_is_all_there_is(pair, tmp_path):
     assert rank.cache_per_token["target"] == 4 * LAYERS * 2 * 16 * 2
 
 
+def compiled(engine: Engine, rank: int, plan: Path) -> dict[str, int]:
+    graph, packed = engine.graph(rank=rank, cpu=False), engine.manifest.target.packed
+    job = worker.Job("tensorrt-rtx", 120, str(graph), 2 * LAYERS, packed, engine.limits, str(plan))
+    return worker.run(job, lambda what, fraction: None)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", range(4))
 def test_every_rank_compiles_with_its_collectives(rank, four, tmp_path):
     """A sum for each embedding, o_proj and MLP or experts, an exchange for each choice, the logits for sampling."""
-    engine = open_engine(four)
-    graph = engine.graph(rank=rank, cpu=False)
-    packed = engine.manifest.target.packed
-    layers = worker.run(
-        worker.Job("tensorrt-rtx", 120, str(graph), 2 * LAYERS, packed, engine.limits, str(tmp_path / "plan")),
-        lambda what, fraction: None,
-    )
+    layers = compiled(open_engine(four), rank, tmp_path / "plan")
     assert layers["DIST_COLLECTIVE"] == 2 + 2 * 2 * LAYERS + 2 + 1
     assert layers["ATTENTION"] == 2 * LAYERS
     assert (tmp_path / "plan").stat().st_size > 1_000_000
+
+
+@pytest.mark.slow
+def test_groups_of_two_sizes_compile(pair, tmp_path):
+    """Attention over two ranks, experts over four."""
+    engine = convert(*pair, tmp_path / "engine", tp=2, ep=4, **LIMITS)
+    assert compiled(engine, 3, tmp_path / "plan")["DIST_COLLECTIVE"] == 2 + 2 * 2 * LAYERS + 2 + 1
 
 
 @pytest.mark.slow
