@@ -13,6 +13,7 @@ demo: $(RUN)
 
 bench: $(TEST)
 	@$(BIN)/python -m benchmarks.convert
+	@$(BIN)/python -m benchmarks.moe
 	@$(BIN)/python -m benchmarks.nvfp4
 	@$(BIN)/python -m benchmarks.quantize_memory
 	@$(BIN)/python -m benchmarks.speculation

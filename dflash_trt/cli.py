@@ -13,19 +13,20 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from dflash_trt import __version__
-from dflash_trt.errors import explain
-from dflash_trt.launcher import leave_it_to_rank_0
+from dflash_trt.errors import UserError, explain
+from dflash_trt.launcher import find_place, leave_it_to_rank_0
 
 COMMANDS = {  # in the order of a first session; each is the function of that name in dflash_trt/commands/<name>.py
     "inspect": "Show what a drafter, a target or an engine directory holds.",
     "quantize": "Make NVFP4 checkpoints of a target, a drafter or both, through NVIDIA ModelOpt.",
-    "convert": "Make an engine directory of a target and its drafter; no weight is copied.",
+    "convert": "Make an engine directory of a target and its drafter; weights stay where they are.",
     "build": "Compile an engine directory with TensorRT, or ahead of time with TensorRT-RTX.",
     "generate": "Answer prompts, with the drafter or without.",
     "verify": "Compare an engine with its references on this machine.",
     "bench": "Measure decoding with the drafter against decoding without it.",
     "plugins": "Compile the plugins' kernels for every SM, without a GPU, and show what they use.",
 }
+RANKED = ("generate",)  # may be run by mpirun
 INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -42,6 +43,9 @@ class LazyGroup(TyperGroup):
         name, listed, rest = super().resolve_command(ctx, args)
         if not name or not listed:
             return name, listed, rest
+        if name not in RANKED and (ranks := find_place().size) > 1:
+            fix = f"start it without mpirun, as {' and '.join(RANKED)} alone runs on several"
+            raise UserError(f"{name} is a command for one process, but {ranks} ranks started", where="mpirun", fix=fix)
         module = importlib.import_module(f"dflash_trt.commands.{name}")
         single = typer.Typer(add_completion=False, context_settings=CONTEXT)
         single.command(name)(getattr(module, name))

@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from dflash_trt.checkpoint.config import Config
 from dflash_trt.checkpoint.declared import FLAT_KEY, MXFP4
-from dflash_trt.checkpoint.model import Experts, StackConfig, TensorRef
+from dflash_trt.checkpoint.model import Experts, StackConfig, Storage, TensorRef
 from dflash_trt.checkpoint.mxfp4 import BLOCK
 from dflash_trt.checkpoint.stack import Shapes
 from dflash_trt.errors import UserError
 
 INSIDE = ".mlp.experts."
-Storage = Literal["float", "mxfp4", "nvfp4"]
 PROJECTIONS = ("gate_up_proj", "down_proj")
 BLOCKS, SCALES = "_blocks", "_scales"
 BYTES = "U8"  # the dtype of both
@@ -55,8 +53,8 @@ def read_experts(config: Config, tensors: Mapping[str, TensorRef]) -> Experts:
         count,
         top_k,
         _read_storage(config, tensors),
-        alpha=config.number("swiglu_alpha", 1.702),
-        limit=config.number("swiglu_limit", 7.0),
+        alpha=config.number("swiglu_alpha", Experts.alpha),
+        limit=config.number("swiglu_limit", Experts.limit),
     )
 
 
@@ -86,7 +84,7 @@ def expert_shapes(experts: Experts, hidden: int, ffn: int) -> Shapes:
     return shapes
 
 
-def check_experts(experts: Experts, stack: StackConfig, tensors: Mapping[str, TensorRef]) -> dict[str, tuple[str, ...]]:
+def mxfp4_dtypes(experts: Experts, stack: StackConfig, tensors: Mapping[str, TensorRef]) -> dict[str, tuple[str, ...]]:
     """Name → allowed dtypes of MXFP4's tensors. Raises UserError for those that are not what MXFP4 has."""
     if experts.storage != MXFP4:
         return {}

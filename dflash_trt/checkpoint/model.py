@@ -60,6 +60,9 @@ class StackConfig:
     windows: tuple[int | None, ...]  # per layer: a key is visible if its distance < window; None: no limit
 
 
+Storage = Literal["float", "mxfp4", "nvfp4"]
+
+
 @dataclass(frozen=True)
 class Experts:
     """A mixture of experts in place of every MLP, as gpt-oss has it; `ffn` is the width of one expert.
@@ -70,7 +73,7 @@ class Experts:
 
     count: int
     top_k: int
-    storage: Literal["float", "mxfp4", "nvfp4"]  # of the experts' weights in the checkpoint
+    storage: Storage  # of the experts' weights in the checkpoint
     alpha: float = 1.702
     limit: float = 7.0
 

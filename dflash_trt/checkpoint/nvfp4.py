@@ -35,7 +35,8 @@ BOUNDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # where the code steps up
 TIES_UP = (False, True, False, True, False, True, False)  # to the even code
 NOTHING = 2.0**-150  # what float32 rounds to zero, and then ModelOpt sees no sign
 # (low, high) of each byte; read through uint64 as one item
-PAIRS = np.stack([VALUES[np.arange(256) & 15], VALUES[np.arange(256) >> 4]], -1).view(np.uint64).ravel()
+BYTE_VALUES = np.stack([VALUES[np.arange(256) & 15], VALUES[np.arange(256) >> 4]], -1)  # [256, 2]: both of a byte
+PAIRS = BYTE_VALUES.view(np.uint64).ravel()
 CHUNK = 8192  # blocks at once: what is computed from them fits a core's cache
 
 

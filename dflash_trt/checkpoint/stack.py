@@ -67,12 +67,10 @@ def read_windows(config: Config, *, alternating: bool = False) -> tuple[int | No
     """
     layers = read_layers(config)
     used, window = config.flag("use_sliding_window", None), config.integer("sliding_window", None, at_least=1)
-    types = config.texts("layer_types", (SLIDING, FULL) * layers if alternating else None)
+    types = config.texts("layer_types", ((SLIDING, FULL) * layers)[:layers] if alternating else None)
     if types is None:
         first = config.integer("max_window_layers") if used and window else layers
         return tuple(window if layer >= first else None for layer in range(layers))
-    if "layer_types" not in config:
-        types = types[:layers]
     if len(types) != layers:
         raise config.bad("layer_types", f"names {len(types)} layers, num_hidden_layers is {layers}")
     if unknown := sorted({*types} - {FULL, SLIDING}):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dflash_trt.checkpoint.config import Config, read_config
-from dflash_trt.checkpoint.experts import check_experts, check_input_scales, expert_shapes, read_experts
+from dflash_trt.checkpoint.experts import check_input_scales, expert_shapes, mxfp4_dtypes, read_experts
 from dflash_trt.checkpoint.model import Target, TargetConfig
 from dflash_trt.checkpoint.quantized import packed_dtypes, read_quantization
 from dflash_trt.checkpoint.stack import check_tensors, read_bias, read_layers, read_stack, read_windows, stack_shapes
@@ -69,7 +69,7 @@ def read_target(path: Path) -> Target:
         default_eps=family.default_eps,
     )
     experts = read_experts(config, tensors) if family.experts else None
-    dtypes = check_experts(experts, stack, tensors) if experts else {}
+    dtypes = mxfp4_dtypes(experts, stack, tensors) if experts else {}
     # transformers ties nothing when the file holds a head of its own, so the tensors have the last word.
     tied = config.flag("tie_word_embeddings", False) and "lm_head.weight" not in tensors
     mlp_bias = read_bias(config, "mlp_bias", tensors, "mlp")

@@ -40,12 +40,12 @@ def convert(
     ),
     moe: Literal["native", "layer"] = typer.Option(
         "native",
-        help="Experts by TensorRT's general layers, all at hand, or by its MOE layer, chosen ones (SM 100, 103, 110).",
+        help="Experts by TensorRT's general layers, all at hand, or by its MOE layer, chosen ones.",
     ),
     force: bool = typer.Option(False, "--force", help="Replace an existing engine directory."),
     as_json: bool = typer.Option(False, "--json", help="Print the manifest as JSON."),
 ) -> None:
-    """Make an engine directory of a target and its drafter; no weight is copied."""
+    """Make an engine directory of a target and its drafter; weights stay where they are."""
     from dflash_trt import engine
 
     with progress_bar() as progress:
@@ -78,5 +78,5 @@ def _tell_weights(manifest: Any) -> str:
     known = f"{len(manifest.weights)} weight files referred to"
     if not written:
         return f"{known}, none copied"
-    share = sum(written) / referred
-    return f"{known}; written for {len(written)} ranks: {format_bytes(sum(written))}, {share:.1%} of them"
+    share, ranks = sum(written) / referred, f"{len(written)} ranks" if len(written) > 1 else "one rank"
+    return f"{known}; written for {ranks}: {format_bytes(sum(written))}, {share:.1%} of them"

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dflash_trt.errors import UserError
+from dflash_trt.launcher import find_place
 from dflash_trt.measure.prompts import encode_prompts, read_prompts
 from dflash_trt.runtime import Generator, Output, Request, Sampling, Tokenizer
 from dflash_trt.runtime.lockstep import follow, lead
@@ -104,10 +105,11 @@ def _in_order(requests: Sequence[Request], outputs: Iterable[Output]) -> Iterato
 
 def _show_text(texts: Sequence[str], outputs: Iterable[Output]) -> None:
     begun = set()
+    bold = find_place().size == 1  # mpirun gives its ranks a terminal, wherever its own output goes
     for out in outputs:
         if len(texts) > 1 and out.request_id not in begun:
             begun.add(out.request_id)
-            typer.secho(texts[int(out.request_id)], bold=True)
+            typer.secho(texts[int(out.request_id)], bold=bold)
         typer.echo(out.text, nl=False)
         if out.finished:
             typer.echo("\n" if int(out.request_id) < len(texts) - 1 else "")

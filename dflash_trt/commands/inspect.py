@@ -116,6 +116,8 @@ def _rows(card: dict[str, Any]) -> Iterator[tuple[str, str]]:
             if nvfp4:
                 yield f"{role} NVFP4", _nvfp4(nvfp4)
         for key, value in rest.items():
+            if key == "written_bytes" and not value:
+                continue
             yield key.replace("_", " "), _text(value, in_bytes="bytes" in key)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from dflash_trt.engine.load import Engine, find_faults
 from dflash_trt.engine.manifest import Manifest, Nvfp4, read_manifest
-from dflash_trt.engine.memory import cache_per_token, measure
 from dflash_trt.errors import UserError
 
 
@@ -25,13 +24,15 @@ def describe_engine(path: Path, memory: bool = False) -> dict[str, Any]:
     faults = find_faults(path, manifest.given | manifest.compiled)
     card |= _describe(manifest) | {"problems": [str(fault) for fault in faults]}
     if memory and not card["problems"]:
+        from dflash_trt.engine.memory import measure  # reads graphs, for which onnx-ir takes a second to import
+
         card["memory"] = [asdict(rank) for rank in measure(Engine(path, manifest))]
     return card
 
 
 def _describe(manifest: Manifest) -> dict[str, Any]:
     limits = manifest.limits
-    position = sum(cache_per_token(manifest).values())
+    position = sum(manifest.cache_per_token.values()) * manifest.mapping.world
     return {
         "target": manifest.target.name,
         "drafter": manifest.draft.name if manifest.draft else None,

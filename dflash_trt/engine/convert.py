@@ -73,7 +73,9 @@ def convert(
         raise UserError(f"moe {moe!r} is not supported", where="--moe", fix=f"choose {' or '.join(MOE)}")
     progress("reading the checkpoints", 0)
     models = pair(read_target(target), read_draft(draft, block_size) if draft else None)
-    mapping = Mapping(tp, ep if ep is not None else tp if models.target.config.experts else 1)
+    if ep is None:
+        ep = tp if models.target.config.experts else 1
+    mapping = Mapping(tp, ep)
     check_mapping(models, mapping)
     if moe == "layer" and not models.target.config.experts:
         raise UserError("the target has no experts", where=target, fix="leave --moe out")

@@ -17,6 +17,7 @@ from dflash_trt.engine.manifest import (
     read_manifest,
 )
 from dflash_trt.errors import UserError
+from dflash_trt.graph.names import graph_file
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Engine:
         """
         if draft and self.manifest.draft is None:
             raise UserError("this engine has no drafter", where=self.path, fix="run it without one (--no-draft)")
-        return self.path / f"rank{rank}{'' if draft else '-ar'}{'.cpu' if cpu else ''}.onnx"
+        return self.path / graph_file(rank, draft=draft, cpu=cpu)
 
     def compiled(self, sm: int, *, rank: int = 0, draft: bool = True) -> CompiledEngine:
         """The TensorRT engine of a rank for `sm`. Raises UserError if none was built."""

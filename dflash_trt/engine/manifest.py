@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 from dataclasses import dataclass
@@ -13,9 +14,12 @@ from dflash_trt.checkpoint.config import read_json
 from dflash_trt.engine.strict import Mismatch, decode
 from dflash_trt.errors import UserError
 from dflash_trt.graph.mapping import Mapping
+from dflash_trt.graph.names import graph_file
 
 NAME = "manifest.json"
 MAJOR, MINOR = 1, 2  # a reader takes any minor version of its own major version
+
+WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a value
 
 CONVERT_AGAIN = "make the directory anew with `dflash-trt convert`"
 
@@ -77,9 +81,10 @@ class Limits:
     def cache_len(self) -> int:
         """S: a step writes its Q columns and the next block behind at most max_seq_len committed tokens.
 
-        Attention sinks, where a model has them, take position 0.
+        Attention sinks, where a model has them, take position 0. A multiple of 8, as rows of masks should be.
         """
-        return 1 + self.max_seq_len + max(self.max_query, self.block_size) + self.block_size
+        needed = 1 + self.max_seq_len + max(self.max_query, self.block_size) + self.block_size
+        return -(-needed // 8) * 8
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,12 @@ class Manifest:
         return bool(self.target.nvfp4 and self.target.nvfp4.activations)
 
     @property
+    def cache_per_token(self) -> dict[str, int]:
+        """Bytes of one position in one rank's caches, by model. Where ranks are more than heads, each holds one."""
+        values = (2 * m.layers * max(1, m.kv_heads // self.mapping.tp) * m.head_dim for m in self.models)
+        return {role: count * WIDTHS[self.dtype] for role, count in zip(("target", "drafter"), values, strict=False)}
+
+    @property
     def written(self) -> dict[str, int]:
         """Bytes of weights that had to be written, by file: what ranks cannot refer to in the checkpoints."""
         return {name: file.size for name, file in self.files.items() if name.endswith(".safetensors")}
@@ -177,6 +188,20 @@ def read_manifest(directory: Path) -> Manifest:
         fix = f"use the dflash-trt that wrote it, or {CONVERT_AGAIN}"
         raise UserError(f"format is {found!r}; this version reads {MAJOR}.x", where=file, fix=fix)
     try:
-        return decode(Manifest, values)
+        manifest = decode(Manifest, values)
+        _check(manifest)
     except Mismatch as error:
         raise UserError(str(error), where=file, fix=CONVERT_AGAIN) from None
+    return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    """Raise Mismatch for numbers that are none of a rank or limit, and for graphs that `files` does not name."""
+    for section in ("limits", "mapping"):
+        for key, value in dataclasses.asdict(getattr(manifest, section)).items():
+            if value < 1:
+                raise Mismatch(f"{section}.{key}", f"is {value}, not 1 or more")
+    for rank in range(manifest.mapping.world):
+        for draft, cpu in itertools.product((True, False) if manifest.draft else (False,), (True, False)):
+            if (name := graph_file(rank, draft=draft, cpu=cpu)) not in manifest.files:
+                raise Mismatch("files", f"does not name {name}")

@@ -17,11 +17,10 @@ import onnx_ir as ir
 
 from dflash_trt.engine.hardware import MEMORY
 from dflash_trt.engine.load import Engine
-from dflash_trt.engine.manifest import Manifest, Model
+from dflash_trt.engine.manifest import WIDTHS
 
 RESERVED = 0.1
 SCALE = 4  # bytes, as seen in engines of TensorRT-RTX 1.7
-WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a value
 TWICE = "draft.*.[kv]_proj.weight"  # stacked for all layers' context, and with q for a layer's block
 FLOATS = (ir.DataType.FLOAT, ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
 
@@ -54,16 +53,10 @@ def measure(engine: Engine) -> list[RankMemory]:
     return [_measure(engine, rank) for rank in range(engine.manifest.mapping.world)]
 
 
-def cache_per_token(manifest: Manifest) -> dict[str, int]:
-    """Bytes of one position in the caches of one rank, by model."""
-    roles = zip(("target", "drafter"), manifest.models, strict=False)
-    return {role: _values(model, manifest.mapping.tp) * WIDTHS[manifest.dtype] for role, model in roles}
-
-
 def _measure(engine: Engine, rank: int) -> RankMemory:
     manifest = engine.manifest
     weights = _weights(engine.graph(rank=rank, draft=manifest.draft is not None, cpu=False), WIDTHS[manifest.dtype])
-    token = cache_per_token(manifest)
+    token = manifest.cache_per_token
     slot = {role: size * manifest.limits.cache_len for role, size in token.items()}
     free = {card: size * 1e9 * (1 - RESERVED) - sum(weights.values()) for card, size in MEMORY.items()}
     slots = {card: max(0, int(left // sum(slot.values()))) for card, left in free.items()}
@@ -71,20 +64,20 @@ def _measure(engine: Engine, rank: int) -> RankMemory:
 
 
 def _weights(graph: Path, width: int) -> dict[str, int]:
-    """Bytes by kind, in the order of `KINDS`."""
+    """Bytes by kind, in the order of `KINDS`; `width`: of a value of the engine's dtype."""
     found: Counter[str] = Counter()
     for name, value in ir.load(graph).graph.initializers.items():
-        tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor):
+        if isinstance(tensor := value.const_value, ir.ExternalTensor):
             kind = next(kind for pattern, kind in KINDS.items() if fnmatchcase(name, pattern))
-            plain = tensor.dtype in FLOATS and kind != "embedding"  # its rows are cast after they are looked up
-            looked_up = tensor.dtype == ir.DataType.UINT8
-            each = width if plain else SCALE if looked_up else None
-            size = each * math.prod(tensor.shape.numpy()) if each else tensor.nbytes
-            found[kind] += size * (1 + (plain and fnmatchcase(name, TWICE)))
+            found[kind] += _size(name, tensor, width if kind != "embedding" else None)
     return {kind: found[kind] for kind in dict.fromkeys(KINDS.values()) if found[kind]}
 
 
-def _values(model: Model, tp: int) -> int:
-    """Of K and V of one position; where ranks are more than heads, each holds one."""
-    return 2 * model.layers * max(1, model.kv_heads // tp) * model.head_dim
+def _size(name: str, tensor: ir.ExternalTensor, width: int | None) -> int:
+    """`width` None: as stored, for rows of the embedding are cast after they are looked up."""
+    if tensor.dtype == ir.DataType.UINT8:
+        width = SCALE
+    elif tensor.dtype not in FLOATS:
+        width = None
+    size = tensor.nbytes if width is None else width * math.prod(tensor.shape.numpy())
+    return 2 * size if tensor.dtype in FLOATS and fnmatchcase(name, TWICE) else size

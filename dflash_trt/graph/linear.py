@@ -19,33 +19,40 @@ def project(
     x: ir.Value,
     *modules: str,
     residual: ir.Value | None = None,
-    summed_over: Sequence[int] = (0,),
+    summed_over: Sequence[int] = (),
 ) -> ir.Value:
     """x [T, in] through all modules at once → their outputs side by side, [T, sum of out] (+ residual).
 
     Unquantized weights are stacked into one product. A packed weight has a product of its own, for TensorRT takes 4-bit
     constants nowhere but right before DequantizeLinear; activations that several of them scale alike are rounded once.
 
-    `summed_over`: the ranks of which each holds some of the inputs; bias and residual are added to their sum.
+    `summed_over`: the ranks of which each holds some of a single module's inputs; bias and residual are added to their
+    sum.
     """
     if len(summed_over) > 1:
         (module,) = modules
-        part = project(net, weights.without_biases(), x, module)
+        (rounded,) = _rounded(net, weights, x, modules)
+        whole = all_reduce(net, net.linear(rounded, _weight(net, weights, module)), summed_over)
         extra = _sum(net, weights.bias(f"{module}.bias"), residual)
-        whole = all_reduce(net, part, summed_over)
         return whole if extra is None else net.add(whole, extra)
     if not any(weights.is_packed(module) for module in modules):
         bias = weights.bias(*(f"{module}.bias" for module in modules))
         return net.linear(x, weights(*(f"{module}.weight" for module in modules)), _sum(net, bias, residual))
-    rounded: dict[float | None, ir.Value] = {None: x}  # by input scale
     outputs = []
-    for module in modules:
-        scale = weights.input_scale(module)
-        if scale not in rounded:
-            rounded[scale] = round_rows(net, x, net.const(scale, np.float32))
+    for module, rounded in zip(modules, _rounded(net, weights, x, modules), strict=True):
         bias = weights.bias(f"{module}.bias")
-        outputs.append(net.linear(rounded[scale], _weight(net, weights, module), _sum(net, bias, residual)))
+        outputs.append(net.linear(rounded, _weight(net, weights, module), _sum(net, bias, residual)))
     return net.concat(outputs, axis=-1)
+
+
+def _rounded(net: Net, weights: Weights, x: ir.Value, modules: Sequence[str]) -> list[ir.Value]:
+    """x as each module takes it."""
+    made: dict[float | None, ir.Value] = {None: x}  # by input scale
+    scales = [weights.input_scale(module) for module in modules]
+    for scale in scales:
+        if scale not in made:
+            made[scale] = round_rows(net, x, net.const(scale, np.float32))
+    return [made[scale] for scale in scales]
 
 
 def _weight(net: Net, weights: Weights, module: str) -> ir.Value:

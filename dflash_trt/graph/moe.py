@@ -9,8 +9,8 @@ There are three forms. For a CPU: `moe_loop.py`, chosen experts only. For Tensor
 Why dense. A step's shapes must not depend on what the router says, for it is a CUDA graph; so a product over all
 experts at hand is what TensorRT's general layers can say without gathering weights (which would unpack every row's k
 experts into memory of their own). It is sane because the experts at hand are few: of 128 one rank of 8 holds 16. A
-step reads all their weights, whatever the router says, and reading is what decoding waits for: of gpt-oss-120b 13 MB an
-expert and layer, 7.6 GB a step and rank. A verified block of 16 rows picks 64 times, which touches 6 of a rank's 16
+step reads all their weights, whatever the router says, and reading is what decoding waits for: of gpt-oss-120b 16 MB an
+expert and layer, 9 GB a step and rank. A verified block of 16 rows picks 64 times, which touches 6 of a rank's 16
 experts in the mean: 2.5 times the reading that is needed. One row alone (autoregressive, batch 1) touches half an
 expert: 32 times; there this form costs most, and drafting gains most. From some 100 rows on nearly every expert is
 touched, and dense reads no more than a routed form; it multiplies E/k times as much. This counts packed weights:

@@ -22,13 +22,12 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from dflash_trt.checkpoint.nvfp4 import VALUES
+from dflash_trt.checkpoint.nvfp4 import BYTE_VALUES
 from dflash_trt.graph.function import Body, Op
 from dflash_trt.graph.nvfp4 import round_body
 
 FLOAT, INT = ir.AttributeType.FLOAT, ir.AttributeType.INT
 F32, I32 = int(ir.DataType.FLOAT), int(ir.DataType.INT32)
-PAIRS = np.stack([VALUES[np.arange(256) & 15], VALUES[np.arange(256) >> 4]], axis=-1)  # [256, 2]: values of a byte
 
 Product = Callable[[Body, ir.Value, ir.Value], ir.Value]  # rows [n, in], number of an expert → [n, out]
 
@@ -137,7 +136,9 @@ def _packed(codes: ir.Value, scales: ir.Value, table: ir.Value, bias: ir.Value) 
             return op("Gather", values, op("Cast", op("Gather", index, expert, axis=0), to=I32), axis=0)
 
         factors = looked_up(table, scales)  # [out, blocks]
-        blocks = op("Reshape", looked_up(PAIRS, codes), op("Concat", op("Shape", factors), np.array([-1]), axis=0))
+        blocks = op(
+            "Reshape", looked_up(BYTE_VALUES, codes), op("Concat", op("Shape", factors), np.array([-1]), axis=0)
+        )
         weight = op("Mul", blocks, op("Unsqueeze", factors, np.array([2])))
         weight = op("Reshape", weight, np.array([0, -1]))
         return op("Gemm", rows, weight, _one(op, bias, expert), transB=1)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from dflash_trt.checkpoint.nvfp4 import BLOCK, E2M1_MAX, E4M3_MAX, VALUES
+from dflash_trt.checkpoint.nvfp4 import BLOCK, BYTE_VALUES, E2M1_MAX, E4M3_MAX
 from dflash_trt.graph.function import Body, Op
 from dflash_trt.graph.net import Net
 
@@ -55,9 +55,7 @@ def _native_activation(op: Callable[..., Any], x: ir.Value, global_scale: ir.Val
 
 def _weight(op: Body, codes: ir.Value, scales: ir.Value, global_scale: ir.Value) -> ir.Value:
     """One lookup gives both values of a byte, the low half's first."""
-    byte = np.arange(256)
-    pairs = np.stack([VALUES[byte & 15], VALUES[byte >> 4]], axis=-1)  # [256, 2]
-    values = op("Gather", pairs, op("Cast", codes, to=int(ir.DataType.INT32)), axis=0)  # [out, in/2, 2]
+    values = op("Gather", BYTE_VALUES, op("Cast", codes, to=int(ir.DataType.INT32)), axis=0)  # [out, in/2, 2]
     blocks = op("Reshape", values, np.array([0, -1, BLOCK]))
     scale = op("Mul", op("Cast", scales, to=int(F32)), global_scale)  # [out, in/16]
     return _flat(op, op("Mul", blocks, op("Unsqueeze", scale, np.array([-1]))))

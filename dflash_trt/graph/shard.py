@@ -12,16 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, overload
 
 import numpy as np
 
-from dflash_trt.checkpoint import Draft, Experts, Pair, Target, TensorRef, read_header
+from dflash_trt.checkpoint import Draft, DraftConfig, Experts, Pair, Target, TargetConfig, TensorRef, read_header
 from dflash_trt.checkpoint.mxfp4 import transpose_bytes
 from dflash_trt.checkpoint.shards import ShardWriter, Slot
 from dflash_trt.checkpoint.weights import DTYPES, slices
 from dflash_trt.errors import UserError
 from dflash_trt.graph.mapping import Mapping, Rank
+from dflash_trt.graph.names import weights_file
 
 By = Literal["heads", "kv_heads", "ffn", "vocab", "experts", "expert_width"]
 Bounds = tuple[tuple[int, int], ...]  # per axis: first and end
@@ -53,6 +54,7 @@ RULES: dict[str, dict[int, By]] = {
     "*embed_tokens.*": {0: "vocab"},
     "lm_head.*": {0: "vocab"},
 }
+READ = 8 << 20  # bytes read at once where columns are cut out
 TURNED = ("*.experts.*_proj", "*.experts.*_proj_weight_scale")  # in NVFP4, [E, in/2, out] and [E, in/16, out]
 
 
@@ -93,7 +95,7 @@ class Piece:
             shape=(end - first, *self.ref.shape[1:]),
         )  # fmt: skip
         index = (slice(None), *(slice(*bound) for bound in inner))
-        for rows in slices(source, size=0 if self.turned else 8 << 20):
+        for rows in slices(source, size=0 if self.turned else READ):
             part = rows[index]
             yield transpose_bytes(np.ascontiguousarray(part)) if self.turned else part
 
@@ -106,7 +108,7 @@ def place(models: Pair, rank: Rank, directory: Path) -> Pair:
     check_mapping(models, rank.mapping)
     halves: dict[str, Target | Draft] = {"target": models.target} | ({"draft": models.draft} if models.draft else {})
     pieces = {role: list(cut(half, rank)) for role, half in halves.items()}
-    file = directory / f"rank{rank.number}.safetensors"
+    file = directory / weights_file(rank.number)
     written = {f"{role}.{piece.key}": piece for role in pieces for piece in pieces[role] if piece.in_place is None}
     if written:
         with ShardWriter(file, [Slot(name, piece.ref.dtype, piece.shape) for name, piece in written.items()]) as writer:
@@ -175,13 +177,16 @@ def _uneven(what: str, ranks: int, option: str, where: Path) -> UserError:
     return UserError(f"{what} cannot be split over {ranks} ranks", where=where, fix=f"choose another {option}")
 
 
-def own_config(half: Target | Draft, rank: Rank) -> Any:
+@overload
+def own_config(half: Target, rank: Rank) -> TargetConfig: ...
+@overload
+def own_config(half: Draft, rank: Rank) -> DraftConfig: ...
+def own_config(half: Target | Draft, rank: Rank) -> TargetConfig | DraftConfig:
     """The config with a rank's own heads and widths."""
     config, tp = half.config, rank.mapping.tp
     parts = rank.expert_widths if _experts(half) else tp
-    return replace(
-        config, heads=config.heads // tp, kv_heads=max(1, config.kv_heads // tp), ffn=config.ffn // parts
-    )  # fmt: skip
+    kv_heads = max(1, config.kv_heads // tp)
+    return replace(config, heads=config.heads // tp, kv_heads=kv_heads, ffn=config.ffn // parts)
 
 
 def _bounds(half: Target | Draft, rank: Rank, by: By, ref: TensorRef, size: int) -> tuple[int, int]:
@@ -190,8 +195,7 @@ def _bounds(half: Target | Draft, rank: Rank, by: By, ref: TensorRef, size: int)
     if first * size % total or end * size % total:
         option = "--ep" if by.startswith("expert") else "--tp"
         raise UserError(
-            f"{ref.name}: {end - first} of {total} ({by.replace('_', ' ')}) are no multiple of a scale block of "
-            f"{total // size}",
+            f"{ref.name}: {end - first} of {total} ({by.replace('_', ' ')}) a rank would cut a scale block in two",
             where=ref.file,
             fix="split experts by number (a larger --ep)" if option == "--ep" else "choose a smaller --tp",
         )

@@ -49,15 +49,16 @@ class Visibility:
 
     def with_sinks(self, sight: Sight, sinks: ir.Value) -> ir.Value:
         """What a layer adds to its scores, in the graph's dtype: `sinks` [Hq] before token 0; else 0 where a key is
-        visible and the lowest number where it is not, [B, Hq, Q, S]. Up to the sinks, layers of equal sight share it.
+        visible and half the lowest number where it is not, [B, Hq, Q, S]. Up to the sinks, layers of equal sight share
+        it.
 
-        The lowest number weighs nothing in any softmax, since every row has a sink to compare it with. Minus infinity
-        would say the same, but a kernel that reads keys in parts meets parts of which nothing is visible, and would
-        subtract infinity from infinity there.
+        That weighs nothing in any softmax, for a row always sees itself. Minus infinity would say the same, but a
+        kernel that reads keys in parts meets parts of which nothing is visible, and would subtract infinity from
+        infinity there; the other half is room for the score.
         """
         net = self._net
         if sight not in self._numbers:
-            nothing, lowest = (net.const(number, net.dtype.numpy()) for number in (0, net.dtype.min))
+            nothing, lowest = (net.const(number, net.dtype.numpy()) for number in (0, float(net.dtype.min) / 2))
             self._numbers[sight] = net.op("Where", self(sight), nothing, lowest)
         at_sink = net.op("Less", self._key, net.const(0))
         return net.op("Where", at_sink, net.unsqueeze(sinks, 0, 2, 3), self._numbers[sight])

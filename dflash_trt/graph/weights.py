@@ -93,11 +93,6 @@ class Weights:
         """The one number in a tensor, read now."""
         return float(load_tensor(self.tensors[self.prefix + name]).reshape(()))
 
-    def without_biases(self) -> Weights:
-        """The same checkpoint as if it had none."""
-        tensors = {name: ref for name, ref in self.tensors.items() if not name.endswith(".bias")}
-        return Weights(self.net, self.role, tensors, self.prefix)
-
     def bias(self, *names: str) -> ir.Value | None:
         """As calling, for biases that a checkpoint may not have."""
         return self(*names) if names[0] in self else None

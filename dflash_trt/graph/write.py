@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from dflash_trt.checkpoint import Pair
 from dflash_trt.graph.mapping import SINGLE, Rank
+from dflash_trt.graph.names import graph_file
 from dflash_trt.graph.shard import place
 from dflash_trt.graph.step import build_step
 
@@ -59,13 +60,14 @@ def write_graphs(
     `rankN.onnx` and `rankN-ar.onnx` compute in `dtype` over caches of `cache_len` positions, as TensorRT compiles them;
     `rankN.cpu.onnx` and `rankN-ar.cpu.onnx` in float32 over caches of any length, as ONNX Runtime runs them.
     """
-    pair, name = place(pair, rank, directory), f"rank{rank.number}"
-    pairs = {name: pair, f"{name}-ar": Pair(pair.target, None)} if pair.draft else {f"{name}-ar": pair}
-    return [
-        path
-        for name, variant in pairs.items()
-        for path in (
-            write_step(variant, directory, name, dtype=dtype, cache_len=cache_len, ops=ops, moe=moe, rank=rank),
-            write_step(variant, directory, f"{name}.cpu", dtype="float32", ops=ops, rank=rank),
+    pair = place(pair, rank, directory)
+    paths = []
+    for variant in (pair, Pair(pair.target, None)) if pair.draft else (pair,):
+        gpu, cpu = (
+            Path(graph_file(rank.number, draft=variant.draft is not None, cpu=cpu)).stem for cpu in (False, True)
         )
-    ]
+        paths += [
+            write_step(variant, directory, gpu, dtype=dtype, cache_len=cache_len, ops=ops, moe=moe, rank=rank),
+            write_step(variant, directory, cpu, dtype="float32", ops=ops, rank=rank),
+        ]
+    return paths

@@ -31,7 +31,7 @@ class RecordingSession:
     def __init__(self, pair: Pair, directory: Path, limits: Limits):
         self.limits = limits
         placed = place(pair, SINGLE, directory)
-        graph = write_step(placed, directory, f"rank{SINGLE.number}", dtype="float32", debug=True)
+        graph = write_step(placed, directory, "verify", dtype="float32", debug=True)
         self._session = OrtSession(graph, limits)
         self.decisions: list[Decision] = []
 

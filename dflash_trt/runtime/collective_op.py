@@ -5,13 +5,15 @@ wherever they are installed, seconds for each rank, and its own hook copies resu
 to 100 times slower than an array.
 
 An exception must not leave such an op: the module ends the process on the spot, without a word about its cause. So a
-failed op keeps its error aside, the ops behind it in the same run do nothing, and `raise_fault` raises it afterwards.
+failed op keeps its error aside, the ops behind it in the same run do nothing, and `faults` raises it afterwards.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,16 +36,22 @@ def register(options: Any, world: World) -> None:
     """Let sessions made with `options` (onnxruntime.SessionOptions) run the ops over the ranks of `world`."""
     global _world
     module = sys.modules.get(_MODULE) or _load()
+    if not _defined:
+        _define(module)
     _world = world
     options.register_custom_ops_library(module.__file__)
 
 
-def raise_fault() -> None:
-    """Raise what went wrong in an op of the run that has just ended."""
+@contextmanager
+def faults() -> Iterator[None]:
+    """Raise what went wrong in an op of the run inside, whatever else that made go wrong."""
     global _fault
-    if _fault is not None:
-        fault, _fault = _fault, None
-        raise fault
+    try:
+        yield
+    finally:
+        if _fault is not None:
+            fault, _fault = _fault, None
+            raise fault from None
 
 
 def _run(number: int, inputs: list[np.ndarray], attributes: dict[str, str]) -> tuple[int, tuple[int, ...], np.ndarray]:
@@ -63,23 +71,28 @@ def _load() -> ModuleType:
     found = importlib.util.find_spec(package)
     files = [file for place in (found and found.submodule_search_locations) or () for file in Path(place).glob("*.so")]
     files = [file for file in files if file.name.partition(".")[0] == module]
-    if not files:
+    try:
+        spec = importlib.util.spec_from_file_location(_MODULE, files[0])
+        assert spec and spec.loader
+        loaded = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(loaded)
+    except (IndexError, ImportError) as error:
+        found_out = f", which cannot be loaded: {error}" if files else ""
         raise UserError(
-            "an engine of several ranks needs onnxruntime-extensions on a CPU",
-            where="Python packages",
+            f"an engine of several ranks needs onnxruntime-extensions on a CPU{found_out}",
+            where=files[0] if files else "Python packages",
             fix="pip install 'dflash-trt[ranks]'",
-        )
-    spec = importlib.util.spec_from_file_location(_MODULE, files[0])
-    assert spec and spec.loader
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
+        ) from None
+    sys.modules[_MODULE] = loaded
+    return loaded
+
+
+def _define(module: ModuleType) -> None:
     for number, (kind, _) in _OPS.items():
-        op = loaded.PyCustomOpDef()
+        op = module.PyCustomOpDef()
         op.op_type, op.obj_id = kind, number
         op.input_types = op.output_types = [op.dt_float]
         op.attrs = {"group": op.dt_string}
-        loaded.add_custom_op(op)
+        module.add_custom_op(op)
         _defined.append(op)
-    loaded.PyCustomOpDef.install_hooker(_run)
-    sys.modules[_MODULE] = loaded
-    return loaded
+    module.PyCustomOpDef.install_hooker(_run)

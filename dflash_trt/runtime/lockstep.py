@@ -63,6 +63,8 @@ class Leading:
         return not self._stepping
 
     def _call(self, *call: object) -> None:
+        if self._stepping:
+            return  # our last step failed in its midst: nobody listens
         self._compare()
         self._world.broadcast(_CALL, call)
 
@@ -94,13 +96,12 @@ def lead(session: Session, world: World) -> Iterator[Session]:
     leading = Leading(session, world)
     try:
         yield leading
+        leading.stop()
     except DflashError as error:
         if leading.between_steps and not isinstance(error, Parted):
             leading.stop(error)
             error.everywhere = True
         raise
-    else:
-        leading.stop()
 
 
 def follow(session: Session, world: World) -> None:

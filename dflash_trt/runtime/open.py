@@ -44,24 +44,21 @@ def open_engine_on(world: World, directory: Path, **options: object) -> Engine:
     return world.together("opening the engine directory", lambda: open_engine(directory))
 
 
-def check_world(manifest: Manifest, directory: Path, world: World = ALONE) -> None:
+def check_world(manifest: Manifest, directory: Path, world: World = ALONE, fix: str | None = None) -> None:
     """Raise UserError unless `world` has as many ranks as the engine needs."""
     needed = manifest.mapping.world
     if needed == world.size:
         return
     what = f"the engine is made for {_ranks(needed)}, but {_ranks(world.size)} started"
     command = f"dflash-trt generate {directory} …"
-    fix = f"start it so: {command if needed == 1 else f'mpirun -n {needed} {command}'}"
-    raise UserError(what, where=directory, fix=fix)
+    start = f"start it so: {command if needed == 1 else f'mpirun -n {needed} {command}'}"
+    raise UserError(what, where=directory, fix=fix or start)
 
 
 def open_engine_alone(directory: Path) -> Engine:
     """`open_engine` for commands that one process runs. Raises UserError for an engine of several ranks, too."""
-    engine = open_engine(directory)
-    if engine.manifest.mapping.world > 1:
-        what = f"the engine is made for {_ranks(engine.manifest.mapping.world)}, but one rank started"
-        raise UserError(what, where=directory, fix="convert without --tp and --ep for this command")
-    return engine
+    check_world(read_manifest(directory), directory, fix="convert without --tp and --ep for this command")
+    return open_engine(directory)
 
 
 def _ranks(count: int) -> str:

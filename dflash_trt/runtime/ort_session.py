@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import mmap
 import platform
-import re
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ import onnxruntime as ort
 
 from dflash_trt.engine import Limits
 from dflash_trt.errors import Failure, UserError
-from dflash_trt.graph.names import LINKS
+from dflash_trt.graph.names import LINKS, weights_file
 from dflash_trt.runtime import collective_op
 from dflash_trt.runtime.session import OVERFLOW, StepInputs, StepOutputs, check_overflow
 from dflash_trt.runtime.world import World
@@ -44,13 +43,17 @@ class OrtSession:
             options.intra_op_num_threads = threads
         if world.size > 1:
             collective_op.register(options, world)
-        with _MappedWeights(graph) as weights:
+            options.log_severity_level = 4  # what follows from a failed collective is not worth a line a rank
+        with _MappedWeights(graph, world.rank) as weights:
             options.add_external_initializers_from_files_in_memory(*weights)
             try:
                 self._session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
             except Exception as error:  # the binding raises a family of types without a common base
                 raise Failure(f"ONNX Runtime cannot load {graph}: {error}") from error
         shapes = {i.name: i.shape for i in self._session.get_inputs()}
+        if (block := shapes["uniform"][1]) != limits.block_size:
+            what = f"limits.block_size is {limits.block_size}, but the graph drafts blocks of {block}"
+            raise UserError(what, where=graph, fix="convert again")
         outputs = [output.name for output in self._session.get_outputs()]
         self._further = [name for name in outputs if name in ("logits", "hidden", "draft_logits", OVERFLOW)]
         self._presents = {name: name.replace("_cache.", "_present.") for name in shapes if "_cache." in name}
@@ -83,8 +86,8 @@ class OrtSession:
             binding.bind_output(present, *where)
         for name in (*_DECIDED, *self._further):
             binding.bind_output(name)
-        self._session.run_with_iobinding(binding)
-        collective_op.raise_fault()
+        with collective_op.faults():
+            self._session.run_with_iobinding(binding)
         results = [value.numpy() for value in binding.get_outputs()[len(self._presents) :]]
         more = dict(zip(self._further, results[3:], strict=True))
         if OVERFLOW in more:
@@ -131,8 +134,8 @@ class _MappedWeights:
     pages are read on demand and stay the system's to drop.
     """
 
-    def __init__(self, graph: Path):
-        links, own = graph.parent / LINKS, re.sub(r"(-ar)?(\.cpu)?\.onnx$", ".safetensors", graph.name)
+    def __init__(self, graph: Path, rank: int):
+        links, own = graph.parent / LINKS, weights_file(rank)
         self._files = {f"{LINKS}/{link.name}": link for link in (sorted(links.iterdir()) if links.is_dir() else ())}
         if (graph.parent / own).is_file():
             self._files[own] = graph.parent / own

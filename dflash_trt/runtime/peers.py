@@ -10,7 +10,6 @@ import contextlib
 import os
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +74,8 @@ class Watch:
         if message:
             with contextlib.suppress(OSError):  # whoever read it may be gone, too
                 print(f"error: {message}", file=sys.stderr, flush=True)
-        time.sleep(wait)
+        if self._stopped.wait(wait):
+            return
         os._exit(DflashError.exit_code)
 
 

@@ -73,7 +73,8 @@ class TensorRTSession:
 
     def __init__(self, plan: Path, limits: Limits, trt: ModuleType, world: World = World()):
         self.limits = limits
-        _cuda(cudart.cudaSetDevice(world.local_rank))
+        # Where the launcher shows each rank one GPU only, that is number 0.
+        _cuda(cudart.cudaSetDevice(world.local_rank % _cuda(cudart.cudaGetDeviceCount())))
         self._communicator = Communicator(world) if world.size > 1 else None
         self._trt = trt
         self._capture = trt.__name__ == "tensorrt"

@@ -18,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -106,8 +106,10 @@ class World:
         fault: DflashError | None = None
         try:
             result = work()
-        except DflashError as error:
-            fault = error
+        except Exception as error:
+            if os.environ.get("DFLASH_TRT_TRACEBACK"):
+                traceback.print_exc()
+            fault = error if isinstance(error, DflashError) else Failure(explain(error)[0].removeprefix("error: "))
         for rank, found in enumerate(self.share(f"outcome of {what}", fault)):
             if found:
                 raise _known(found if rank == 0 else _of_rank(rank, found))
@@ -131,35 +133,36 @@ class World:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self.size == 1:
             return
-        if error is None:
-            self._leave()
-        elif isinstance(error, DflashError) and error.everywhere:
-            message, code = explain(error)
-            if self.rank == 0:
-                _print(message)
-            self._leave()
-            raise SystemExit(code) from None
-        else:
+        if error is not None and not (isinstance(error, DflashError) and error.everywhere):
             self._fail(error)
+        try:
+            if error and self.rank == 0:
+                _print(explain(error)[0])
+            self._leave()
+        except BaseException as late:  # the others wait for a word from here
+            self._fail(late)
+        if error:
+            raise SystemExit(explain(error)[1]) from None
 
     def _leave(self) -> None:
         """Wait for the others and let them go."""
-        sys.stdout.flush()
+        _flush()
         self.share("the end", None)
         if self._watch:
             self._watch.stop()
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> NoReturn:
         """End this process, and with it all others."""
         message, code = explain(error)
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else 1
             message = f"error: ended with exit code {code}"
+        message = message.replace("error: ", f"error: rank {self.rank}: ", 1)
         if os.environ.get("DFLASH_TRT_TRACEBACK"):
             message = "".join(traceback.format_exception(error)) + message
         with contextlib.suppress(OSError):  # a closed pipe
-            _print(message.replace("error: ", f"error: rank {self.rank}: ", 1))
-            sys.stdout.flush()
+            _print(message)
+            _flush()
         if self.hosts > 1:  # processes elsewhere cannot be watched from here
             from mpi4py import MPI
 
@@ -222,3 +225,8 @@ def _of_rank(rank: int, error: DflashError) -> DflashError:
 
 def _print(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
+
+
+def _flush() -> None:
+    if sys.stdout:  # which is None where it was closed from the start
+        sys.stdout.flush()

@@ -62,13 +62,13 @@ def test_even_rows_are_gate_and_odd_rows_up(tmp_path):
     session = load_session(target, draft, tmp_path / "engine")
     text = np.random.default_rng(0).integers(0, 256, 12).tolist()
     _, debug = session.debug_step(inputs(8, [Row(text, given=12)]))
-    np.testing.assert_allclose(debug["logits"][0, 0], Oracle(target, draft).logits(text)[-1], atol=1e-4)
+    np.testing.assert_allclose(debug["logits"][0, 0], Oracle(target).logits(text)[-1], atol=1e-4)
 
 
 def test_prompts_around_and_beyond_the_window(tmp_path):
     case = CASES["window-longer-prompt"]
     target, draft = case.write(tmp_path)
-    oracle, session = Oracle(target, draft), load_session(target, draft, tmp_path / "engine")
+    oracle, session = Oracle(target), load_session(target, draft, tmp_path / "engine")
     for length in case.generate["prompt_tokens"]:
         text = np.random.default_rng(length).integers(0, 256, length).tolist()
         outputs, debug = session.debug_step(inputs(8, [Row(text, given=length)]))

@@ -9,9 +9,38 @@ from typing import Any
 
 from dflash_trt.checkpoint.shards import name_shards
 from dflash_trt.checkpoint.weights import DTYPES, INDEX
-from tests.tiny import draft_shapes
+from tests.tiny import MXFP4, draft_shapes
 
 Shape = tuple[int, ...]
+
+GPT_OSS_120B: Mapping[str, Any] = {  # its published config.json
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "eos_token_id": 200002,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "num_local_experts": 128,
+    "pad_token_id": 199999,
+    "quantization_config": MXFP4,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+                     "rope_type": "yarn", "truncate": False},
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}  # fmt: skip
 
 
 def write_file(file: Path, shapes: Mapping[str, Shape], dtype: str = "BF16", dtypes: Mapping[str, str] = {}) -> Path:

@@ -17,7 +17,7 @@ from dflash_trt.cli import app
 from dflash_trt.errors import UserError
 from dflash_trt.measure.oracles import TargetOracle
 from dflash_trt.measure.rounded import rounded
-from tests.checkpoint.sparse import write_gpt_oss
+from tests.checkpoint.sparse import GPT_OSS_120B, write_gpt_oss
 from tests.tiny import MXFP4, TARGETS, dequantized, edit_config, edit_tensors, load_tensors, make_pair, make_target
 
 TINY = TARGETS["tiny-gptoss"]
@@ -25,35 +25,6 @@ EXPERTS = "model.layers.{}.mlp.experts."
 GATE_UP = EXPERTS.format(1) + "gate_up_proj"
 TEXT = list(b"longer than the window of sixteen")
 REVISIONS = "are of different revisions"
-
-PUBLISHED = {
-    "model_type": "gpt_oss",
-    "attention_bias": True,
-    "eos_token_id": 200002,
-    "experts_per_token": 4,
-    "head_dim": 64,
-    "hidden_act": "silu",
-    "hidden_size": 2880,
-    "initial_context_length": 4096,
-    "intermediate_size": 2880,
-    "layer_types": ["sliding_attention", "full_attention"] * 18,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 64,
-    "num_experts_per_tok": 4,
-    "num_hidden_layers": 36,
-    "num_key_value_heads": 8,
-    "num_local_experts": 128,
-    "pad_token_id": 199999,
-    "quantization_config": MXFP4,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
-                     "rope_type": "yarn", "truncate": False},
-    "rope_theta": 150000,
-    "sliding_window": 128,
-    "swiglu_limit": 7.0,
-    "tie_word_embeddings": False,
-    "vocab_size": 201088,
-}  # fmt: skip
 
 
 def refused(path: Path, *words: str) -> None:
@@ -380,7 +351,7 @@ def test_other_families_refuse_the_blocks_by_their_name(tmp_path):
 
 
 def test_the_published_120b_is_read_in_its_size(tmp_path):
-    path = write_gpt_oss(tmp_path, PUBLISHED, files=15)
+    path = write_gpt_oss(tmp_path, GPT_OSS_120B, files=15)
     target = read_target(path)
     assert target.config.experts == Experts(128, 4, "mxfp4")
     assert target.config.windows == (128, None) * 18
@@ -394,7 +365,7 @@ def test_the_published_120b_is_read_in_its_size(tmp_path):
 
 
 def test_bfloat16_experts_of_that_size_are_read_too(tmp_path):
-    config = {key: value for key, value in PUBLISHED.items() if key != "quantization_config"}
+    config = {key: value for key, value in GPT_OSS_120B.items() if key != "quantization_config"}
     card = describe_checkpoint(write_gpt_oss(tmp_path, config, storage="float", files=4))
     assert (card["problems"], card["parameters"]) == ([], 116_829_156_672)
     assert card["experts"]["storage"] == "float"

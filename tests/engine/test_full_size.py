@@ -16,8 +16,7 @@ import pytest
 from dflash_trt.checkpoint import read_header
 from dflash_trt.engine import open_engine
 from dflash_trt.engine.memory import measure
-from tests.checkpoint.sparse import write_draft, write_gpt_oss
-from tests.checkpoint.test_gpt_oss import PUBLISHED
+from tests.checkpoint.sparse import GPT_OSS_120B, write_draft, write_gpt_oss
 
 CONFIGS = Path(__file__).parents[1] / "checkpoint" / "configs"
 RANKS = 8
@@ -36,7 +35,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 def converted(tmp_path_factory):
     """(checkpoints, engine, seconds, peak RSS in bytes)"""
     root = tmp_path_factory.mktemp("full")
-    target = write_gpt_oss(root / "gpt-oss-120b", PUBLISHED, files=15)
+    target = write_gpt_oss(root / "gpt-oss-120b", GPT_OSS_120B, files=15)
     config = json.loads((CONFIGS / "gpt-oss-120b.json").read_text())["config"]
     draft = write_draft(root / "gpt-oss-120b-DFlash", config)
     started = time.perf_counter()

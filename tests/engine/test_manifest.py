@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_trt.engine.manifest import NAME, read_manifest
+from dflash_trt.engine.manifest import NAME, Limits, read_manifest
 from dflash_trt.errors import UserError
+from dflash_trt.graph.mapping import Mapping
+
+NUMBERS = [f"{name}.{field.name}" for name, of in (("limits", Limits), ("mapping", Mapping)) for field in fields(of)]
 
 
 def edit(engine, **values) -> None:
@@ -48,7 +52,7 @@ def test_keys_that_version_1_0_did_not_have_take_their_defaults(converted, tmp_p
 
 def test_every_missing_key_is_named(converted, tmp_path):
     values = json.loads((converted / NAME).read_text())
-    for key in values.keys() - {"format", "ops"}:
+    for key in values.keys() - {"format", "ops", "moe"}:
         (tmp_path / NAME).write_text(json.dumps({name: value for name, value in values.items() if name != key}))
         with pytest.raises(UserError, match=rf"^{key} is missing — .*{NAME} — .*convert"):
             read_manifest(tmp_path)
@@ -68,6 +72,31 @@ def test_every_missing_key_is_named(converted, tmp_path):
 def test_an_ill_typed_value_is_named_with_its_path(engine, values, words):
     edit(engine, **values)
     with pytest.raises(UserError, match=words):
+        read_manifest(engine)
+
+
+@pytest.mark.parametrize("value", [0, -3])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_limit_or_number_of_ranks_below_1_is_named_with_its_value(engine, name, value):
+    section, key = name.split(".")
+    edit(engine, **{section: json.loads((engine / NAME).read_text())[section] | {key: value}})
+    with pytest.raises(UserError, match=rf"^{name} is {value}, not 1 or more — .*{NAME} — .*convert"):
+        read_manifest(engine)
+
+
+@pytest.mark.parametrize("graph", ["rank0.onnx", "rank0.cpu.onnx", "rank0-ar.onnx", "rank0-ar.cpu.onnx"])
+def test_files_must_name_every_graph(engine, graph):
+    """Without its entry nobody would notice that a graph is another, or gone."""
+    files = json.loads((engine / NAME).read_text())["files"]
+    del files[graph]
+    edit(engine, files=files)
+    with pytest.raises(UserError, match=rf"^files does not name {graph} — .*{NAME} — .*convert"):
+        read_manifest(engine)
+
+
+def test_files_must_name_the_graphs_of_every_rank(engine):
+    edit(engine, mapping={"tp": 2, "ep": 1})
+    with pytest.raises(UserError, match=r"^files does not name rank1.*\.onnx — "):
         read_manifest(engine)
 
 

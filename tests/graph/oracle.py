@@ -12,15 +12,12 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 
 class Oracle:
-    """The pair as its own authors run it, without any cache: every answer is computed from the whole text."""
+    """The pair, or a target alone, as its authors run it, without any cache: every answer comes from the whole text."""
 
-    def __init__(self, target: Path, draft: Path):
+    def __init__(self, target: Path, draft: Path | None = None):
         self.target = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-        self.draft = DFlashDraftModel(Qwen3Config.from_pretrained(draft)).float().eval()
-        tensors = {}
-        for file in sorted(draft.glob("*.safetensors")):
-            tensors |= {name.removeprefix("model."): tensor.float() for name, tensor in load_file(file).items()}
-        self.draft.load_state_dict(tensors)
+        if draft:
+            self.draft = _load_drafter(draft)
 
     @torch.inference_mode()
     def logits(self, text: list[int]) -> np.ndarray:
@@ -45,3 +42,12 @@ class Oracle:
             position_ids=torch.arange(start + block_size)[None],
         )
         return self.target.lm_head(hidden[:, 1:])[0].numpy()
+
+
+def _load_drafter(path: Path) -> DFlashDraftModel:
+    drafter = DFlashDraftModel(Qwen3Config.from_pretrained(path)).float().eval()
+    tensors = {}
+    for file in sorted(path.glob("*.safetensors")):
+        tensors |= {name.removeprefix("model."): tensor.float() for name, tensor in load_file(file).items()}
+    drafter.load_state_dict(tensors)
+    return drafter

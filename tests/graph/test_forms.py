@@ -14,10 +14,11 @@ from tests.tiny import make_pair
 CACHE = 128
 
 
-@pytest.mark.parametrize("base", ["tiny-qwen3", "tiny-llama"])
+@pytest.mark.parametrize("base", ["tiny-qwen3", "tiny-llama", "tiny-gptoss"])
 def test_the_float16_form_decides_as_the_float32_form_does(base, tmp_path):
     """ONNX Runtime runs float16 by casting around float32 kernels: the values are rounded, the graph is
-    the one TensorRT gets. Six layers of roundings of 2**-11 each leave logits within 2 % of the largest.
+    the one TensorRT gets, for gpt-oss with products over all experts, and sinks in masks that are added. Six layers of
+    roundings of 2**-11 each leave logits within 2 % of the largest. (4-bit weights it cannot unpack as TensorRT does.)
     """
     target, draft = make_pair(tmp_path, base)
     checked = pair(read_target(target), read_draft(draft))

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from dflash_trt.checkpoint import pair as make_checked
 from dflash_trt.checkpoint import read_draft, read_target
@@ -17,9 +15,11 @@ from dflash_trt.engine.manifest import Limits
 from dflash_trt.graph import write_step
 from dflash_trt.runtime.ort_session import OrtSession
 from tests.graph.drive import Row, inputs, load
+from tests.graph.oracle import Oracle
 from tests.tiny import dequantized, make_pair
 
 WINDOW = 16
+SEED, WORDS = 6, 2  # a drafter that is often right
 SIZES: dict[str, dict[str, Any]] = {
     "8 experts, top 2": {},
     "128 experts, top 4": {
@@ -32,37 +32,16 @@ SIZES: dict[str, dict[str, Any]] = {
 TEXT = [int(token) for token in np.random.default_rng(3).integers(0, 250, 80)]
 
 
-class Reference:
-    """transformers, without a cache: every answer is computed from the whole text."""
-
-    def __init__(self, target: Path):
-        self.model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-
-    @torch.inference_mode()
-    def logits(self, text: list[int]) -> np.ndarray:
-        return self.model(torch.tensor([text])).logits[0].numpy()
-
-    def continue_greedily(self, text: list[int], count: int) -> list[int]:
-        for _ in range(count):
-            text = [*text, int(self.logits(text)[-1].argmax())]
-        return text
-
-
 @pytest.fixture(scope="module", params=[(size, storage) for size in SIZES for storage in ("float", "mxfp4")], ids=str)
-def pair(request, tmp_path_factory) -> tuple[Path, Path, Reference]:
+def pair(request, tmp_path_factory) -> tuple[Path, Path, Oracle]:
     """Target, drafter and the reference of the target."""
     size, storage = request.param
     config = {"sliding_window": WINDOW, "num_attention_heads": 8} | SIZES[size]
     root = tmp_path_factory.mktemp("pair")
-    # few words, so that drafts are accepted
     target, draft = make_pair(
-        root, "tiny-gptoss", target_config=config, dtype="float32", experts=storage, words=2, seed=SEED
+        root, "tiny-gptoss", target_config=config, dtype="float32", experts=storage, words=WORDS, seed=SEED
     )
-    oracle = dequantized(target) if storage == "mxfp4" else target
-    return target, draft, Reference(oracle)
-
-
-SEED = 6
+    return target, draft, Oracle(dequantized(target) if storage == "mxfp4" else target)
 
 
 @pytest.fixture(params=["native", "plugin"])

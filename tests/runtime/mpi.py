@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MPIRUN = [str(Path(sys.executable).with_name("mpirun")), "--oversubscribe"]
+# Without buffering, text comes as it is written; mpirun would hold back what is no whole line.
+MPIRUN = [str(Path(sys.executable).with_name("mpirun")), "--oversubscribe", "--stream-buffering", "0"]
 CLI = [sys.executable, "-c", "from dflash_trt.cli import main; main()"]
 ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",  # containers

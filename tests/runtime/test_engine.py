@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dflash_trt.engine import Engine, convert
+from dflash_trt.errors import UserError
 from dflash_trt.runtime import Generator, Limits, Output, Request, Sampling, StepInputs, StepOutputs
 from dflash_trt.runtime.open import open_generator, open_session
 from dflash_trt.runtime.ort_session import OrtSession
@@ -191,6 +192,13 @@ def reference_shares(target: Path, prompt: list[int], sampling: Sampling) -> np.
     if sampling.top_p < 1:
         scores = TopPLogitsWarper(sampling.top_p)(None, scores)
     return scores.softmax(-1)[0].double().numpy()
+
+
+@pytest.mark.parametrize(("draft", "block", "theirs"), [(True, 4, 8), (False, 8, 1)])
+def test_limits_of_another_block_than_the_graphs_are_refused(engine, draft, block, theirs):
+    graph, what = engine.graph(draft=draft), f"limits.block_size is {block}, but the graph drafts blocks of {theirs}"
+    with pytest.raises(UserError, match=rf"^{what} — {graph} — "):
+        OrtSession(graph, Limits(2, 96, block, 16))
 
 
 def test_an_engine_directory_opens_with_its_tokenizer_and_stop_tokens(engine):

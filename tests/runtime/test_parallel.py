@@ -77,7 +77,7 @@ def answers(pairs, tmp_path_factory) -> Callable[[int], dict[tuple[str, int, int
             paths = [
                 convert(*pairs[name], root / f"{name}-{tp}-{ep}", tp=tp, ep=ep, **LIMITS).path for name, tp, ep in keys
             ]
-            done = mpi.run(world, sys.executable, PROGRAM, json.dumps(PROMPTS), LENGTH, *paths)
+            done = mpi.run(world, sys.executable, PROGRAM, json.dumps(PROMPTS), LENGTH, *paths, timeout=400)
             assert done.returncode == 0, done.stderr
             made[world] = dict(zip(keys, map(json.loads, done.stdout.splitlines()), strict=True))
         return made[world]

@@ -62,12 +62,7 @@ def test_what_does_not_go_together_is_refused_on_all_ranks_alike(one, two, tmp_p
     made_for_one = f"the engine is made for one rank, but 2 ranks started — {one} — start it so: dflash-trt"
     cases = {
         (two, two, "1", 2): "",
-        (
-            one,
-            one,
-            "1",
-            2,
-        ): f"2: {made_for_one}",
+        (one, one, "1", 2): f"2: {made_for_one}",
         (two, other, "1", 2): "2: manifest.json (sha256): ",
         (two, two, "2", 2): "2: dflash-trt: 2 on rank 1, 1 on rank 0 — ",
         (two, two, "1", 1): "2: --batch: 1 on rank 1, 2 on rank 0 — ",
@@ -84,16 +79,16 @@ def test_what_does_not_go_together_is_refused_on_all_ranks_alike(one, two, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("ranks", "arguments", "words"),
+    ("command", "arguments", "words"),
     [
-        (3, ["--prompt", "one"], "the engine is made for 2 ranks, but 3 ranks started"),
-        (2, ["--prompt", "one", "--max-new-tokens", 3000], "exceed the engine's max_seq_len 2048"),
-        (2, ["--no-such-option"], "--no-such-option"),
+        ("generate", ["--prompt", "one", "--max-new-tokens", 3000], "exceed the engine's max_seq_len 2048"),
+        ("generate", ["--no-such-option"], "--no-such-option"),
+        ("verify", [], "verify is a command for one process, but 2 ranks started"),
     ],
-    ids=["ranks", "prompt", "option"],
+    ids=["prompt", "option", "command"],
 )
-def test_a_refusal_is_said_once_and_ends_all_ranks_with_2(two, ranks, arguments, words):
-    done = mpi.run(ranks, *mpi.CLI, "generate", two, *arguments, timeout=60)
+def test_a_refusal_is_said_once_and_ends_all_ranks_with_2(two, command, arguments, words):
+    done = mpi.run(2, *mpi.CLI, command, two, *arguments, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     (error,) = errors_of(done)
     assert words in error and "rank 0:" not in error
@@ -109,17 +104,20 @@ def test_without_mpirun_an_engine_of_two_ranks_is_refused(two, command, tmp_path
 
 @pytest.mark.parametrize("what", ["killed", "interrupted"])
 def test_no_rank_is_left_behind(two, what):
-    process = mpi.start(2, *mpi.CLI, "generate", two, "--prompt", "one", "--max-new-tokens", 2000)
+    length = 2000  # letters, one a token
+    process = mpi.start(2, *mpi.CLI, "generate", two, "--prompt", "one", "--max-new-tokens", length)
     try:
-        assert process.stdout and process.stdout.read(1), "the text appears while it is made"
+        assert process.stdout and os.read(process.stdout.fileno(), 1), "the text appears while it is made"
         ranks = [int(pid) for pid in children(process.pid)]
         assert len(ranks) == 2
         begin = time.monotonic()
+        assert process.poll() is None
         if what == "killed":
             os.kill(ranks[1], signal.SIGKILL)
         else:
             process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=10)
+        rest, errors = process.communicate(timeout=10)
+        assert 1 + len(rest) < length, "it was in the middle"
         assert time.monotonic() - begin < 10
         assert process.returncode != 0 and "Traceback" not in errors
         assert what == "interrupted" or f"rank 1 with PID {ranks[1]}" in errors or f"rank 1 (pid {ranks[1]})" in errors

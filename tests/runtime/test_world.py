@@ -13,7 +13,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 
 def test_ranks_speak_and_end_together_when_one_is_elsewhere():
-    done = mpi.run(4, sys.executable, PROGRAMS / "world.py", timeout=60)
+    done = mpi.run(4, sys.executable, PROGRAMS / "world.py", "parted", timeout=60)
     claims = ["sums_and_rows", "values", "errors_in_common", "a_graph", "an_error_inside_a_graph", "lockstep"]
     assert done.stdout.split() == claims, done.stderr
     assert done.returncode == 1
@@ -22,6 +22,14 @@ def test_ranks_speak_and_end_together_when_one_is_elsewhere():
     found = (f"rank 3 is at {rows}", f"rank 3: rank 0 is at {sums}")
     assert errors and all(any(words in line for words in found) for line in errors), errors
     assert "Traceback" not in done.stderr
+
+
+def test_a_rank_that_decides_otherwise_in_the_last_step_is_named_once():
+    """No further call shows it, only the end."""
+    done = mpi.run(4, sys.executable, PROGRAMS / "world.py", "odd", timeout=60)
+    errors = [line for line in done.stderr.splitlines() if "error: " in line or "Traceback" in line]
+    assert (done.returncode, len(errors)) == (1, 1), done.stderr
+    assert errors[0].startswith("error: rank 2 decided otherwise than rank 0 in the same step"), errors
 
 
 def test_a_rank_ends_when_another_or_the_launcher_is_gone():
