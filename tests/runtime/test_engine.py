@@ -116,6 +116,25 @@ def test_a_seed_gives_the_same_text_with_the_drafter_and_without(sessions, sampl
     assert answer(sessions[True], other) != with_drafter
 
 
+@pytest.fixture(scope="module")
+def gpt_oss(tmp_path_factory) -> dict[bool, OrtSession]:
+    """Experts, sinks, a window of 16; three slots, which short requests leave to long ones."""
+    root = tmp_path_factory.mktemp("gpt-oss")
+    pair = make_pair(root, "tiny-gptoss", seed=6, words=2, experts="mxfp4")
+    engine = convert(*pair, root / "engine", max_batch=3, max_seq_len=96, max_query=16)
+    return {draft: open_session(engine, draft=draft, threads=1) for draft in (True, False)}
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, seed=1), Sampling(1.3, 0.8, 5, seed=9)], ids=str)
+def test_gpt_oss_gives_one_text_with_the_drafter_and_without_in_any_company(gpt_oss, sampling):
+    mix = [Request([97, 98] * n, 8 * n, sampling, id=str(n)) for n in (1, 3, 5, 2, 4)]
+    alone = {request.id: answer(gpt_oss[False], request)[0] for request in mix}
+    assert len({*map(tuple, alone.values())}) == len(mix)
+    for session in gpt_oss.values():
+        together = run(Generator(session), mix)
+        assert {key: [token for out in outs for token in out.token_ids] for key, outs in together.items()} == alone
+
+
 @pytest.mark.parametrize("length", range(1, 21))
 def test_max_new_tokens_is_exact(sessions, length):
     tokens, reason = answer(sessions[True], Request(list(b"count"), length))
