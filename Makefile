@@ -19,7 +19,7 @@ bench: $(TEST)
 	@$(BIN)/python -m benchmarks.speculation
 
 test: lint
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(TEST)
 	@$(BIN)/ruff check

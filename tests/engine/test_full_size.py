@@ -20,14 +20,15 @@ from tests.checkpoint.sparse import GPT_OSS_120B, write_draft, write_gpt_oss
 
 CONFIGS = Path(__file__).parents[1] / "checkpoint" / "configs"
 RANKS = 8
-# Converts in a process of its own and tells its peak RSS in KiB.
+# Converts in a process of its own and tells its peak RSS in bytes.
 CONVERT = """
-import resource, sys
+import sys
 from pathlib import Path
 from dflash_trt.engine import convert
+from dflash_trt.measure.memory import own_peak
 target, draft, output = map(Path, sys.argv[1:])
 convert(target, draft, output, tp=8, ep=8)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(own_peak())
 """
 
 
@@ -41,7 +42,7 @@ def converted(tmp_path_factory):
     started = time.perf_counter()
     command = [sys.executable, "-c", CONVERT, str(target), str(draft), str(root / "engine")]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return (target, draft), open_engine(root / "engine"), time.perf_counter() - started, int(said) * 1024
+    return (target, draft), open_engine(root / "engine"), time.perf_counter() - started, int(said)
 
 
 @pytest.mark.slow
