@@ -116,9 +116,19 @@ def _rows(card: dict[str, Any]) -> Iterator[tuple[str, str]]:
             if nvfp4:
                 yield f"{role} NVFP4", _nvfp4(nvfp4)
         for key, value in rest.items():
-            if key == "written_bytes" and not value:
+            if key == "written_bytes":
+                if value:
+                    yield "written", _written(value)
                 continue
             yield key.replace("_", " "), _text(value, in_bytes="bytes" in key)
+
+
+def _written(files: dict[str, int]) -> str:
+    """`8 files, rank0.safetensors …, of 165.9 MiB each`"""
+    first, *others = files
+    if not others or len({*files.values()}) > 1:
+        return _text(files, in_bytes=True)
+    return f"{len(files)} files, {first} …, of {format_bytes(files[first])} each"
 
 
 def _checkpoint_rows(card: dict[str, Any]) -> Iterator[tuple[str, str]]:

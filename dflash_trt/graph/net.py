@@ -27,14 +27,18 @@ FLOATS = {"float32": ir.DataType.FLOAT, "bfloat16": ir.DataType.BFLOAT16, "float
 class Net:
     """Nodes and initializers of one graph under construction."""
 
-    def __init__(self, dtype: str, *, native: bool, beside: Path | None = None, moe: str = "native"):
+    def __init__(
+        self, dtype: str, *, native: bool, ops: str = "native", moe: str = "native", beside: Path | None = None
+    ):
         """`native`: in the form that TensorRT compiles: no conditionals, 4-bit types; else as ONNX Runtime runs it.
 
-        `moe`: how a native graph computes experts, see `moe.py`.
+        `ops`: attention, caches and choices by TensorRT's "native" layers or as "plugin" ops (`plugin.py`).
+        `moe`: how a native graph computes experts (`moe.py`).
         `beside`: the folder the graph will lie in; weights in files of that folder are referred to without a link.
         """
         self.dtype = FLOATS[dtype]  # of weights and activations
         self.native = native
+        self.plugins = ops == "plugin"
         self.moe = moe
         self.beside = beside
         self.inputs: list[ir.Value] = []

@@ -54,7 +54,7 @@ def build_step(
     TensorRT and a function of standard ops for everybody else (`plugin.py`). `moe`: experts by TensorRT's "native"
     products, or by its MOE "layer" (`moe.py`).
     """
-    net = Net(dtype, native=cache_len is not None, beside=beside, moe=moe)
+    net = Net(dtype, native=cache_len is not None, beside=beside, ops=ops, moe=moe)
     target = TargetNet(net, pair.target, rank)
     draft = DraftNet(net, pair.draft, rank) if pair.draft else None
     block_size = pair.draft.config.block_size if pair.draft else 1
@@ -93,14 +93,14 @@ def build_step(
         columns = net.op("Max", net.op("Min", columns, last), net.const(0))
         flat = net.add(columns, net.unsqueeze(net.mul(net.arange(batch), query), 1))
         logits = target.head(target.norm(net.op("Gather", x, net.reshape(flat, [-1]), axis=0)))
-        greedy = net.reshape(target.most_likely(logits, ops == "plugin"), _shape(net, batch, block_size))
+        greedy = net.reshape(target.most_likely(logits), _shape(net, batch, block_size))
 
         def whole() -> ir.Value:
             return net.reshape(target.whole(logits), [-1, block_size, target.config.vocab])
 
-        choice = choose(net, whole, sampling, target.config.vocab, greedy, _sample if ops == "plugin" else None)
+        choice = choose(net, whole, sampling, target.config.vocab, greedy, _sample if net.plugins else None)
         choice = net.reshape(choice, _shape(net, batch, block_size))
-        if draft and ops == "plugin":
+        if draft and net.plugins:
             given = (ids, n_valid, n_given, past_len)
             n_accepted, next_token, _ = decide.accept(net, greedy, choice, sampling.temperature, *given)
         elif draft:
@@ -116,6 +116,7 @@ def build_step(
         n_new = net.add(n_given, n_accepted)  # rejected columns lie beyond and are overwritten
         with net.scope("draft/inject"):
             rotation = Rotation(net, draft.config.rope, draft.config.head_dim, positions)
+            # Nothing looks from the context: its length and visibility are asked of by nobody.
             context = Rows(shape, past_len, n_new, written, rotation, visibility)
             layers = draft.inject(features, context, n_new, draft_caches)
         with net.scope("draft/block"):
@@ -129,7 +130,7 @@ def build_step(
             visibility = Visibility(net, positions, end, key_positions)
             block_rows = Rows(_shape(net, batch, block_size), start, count, end, rotation, visibility)
             draft_logits = draft.propose(target, block, block_rows, layers)
-            proposed = target.most_likely(draft_logits, ops == "plugin")
+            proposed = target.most_likely(draft_logits)
             proposed = net.reshape(proposed, _shape(net, batch, block_size - 1))
         next_block = net.concat([next_block, proposed], axis=1)
 

@@ -107,19 +107,19 @@ class TargetNet:
         gathered = net.reshape(all_gather(net, rows, self.rank.everybody), [world, -1, width])
         return net.split(gathered, [tp, world - tp], axis=0)[0] if tp < world else gathered
 
-    def most_likely(self, logits: ir.Value, by_plugin: bool) -> ir.Value:
+    def most_likely(self, logits: ir.Value) -> ir.Value:
         """Logits [n, …] as `head` gives them → the most likely tokens, int64 [n]; of equals the smallest.
 
         Ranks exchange each row's best value and its token, both as float32, which holds every integer up to 2^24.
         """
         net = self.net
-        if by_plugin:
+        if net.plugins:
             value, index = decide.draft_head(net, logits, self._first)
         else:
             index = net.op("ArgMax", logits, axis=-1, keepdims=0)
         if self.rank.mapping.tp == 1:
             return index
-        if not by_plugin:
+        if not net.plugins:
             value = net.op("ReduceMax", logits, net.const([-1]), keepdims=0)
             index = net.add(index, net.const(self._first))
         best = net.op("Concat", *(net.unsqueeze(x, 1) for x in (value, net.cast(index, F32))), axis=1)  # [n, 2]
