@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -29,13 +30,15 @@ from dflash_trt.measure.prompts import encode_prompts
 from dflash_trt.runtime import Request, Tokenizer
 from dflash_trt.runtime.open import open_generator
 from examples.smollm2.prepare import prepare
+from tests.runtime import mpi
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # two minutes on two free cores
 
 DRAFTER = Path(__file__).parents[2] / "examples/smollm2/drafter"
 LENGTH = 128
 STRIDE = 3  # blocks are compared in every third answer: the wheel works through the whole text for each
-PLUGIN, SHORT = 4, 32  # prompts and tokens to compare plugin ops on
+PLUGIN, SHORT = 4, 32  # prompts and tokens to compare plugin ops and ranks on
+PROGRAM = Path(__file__).parent / "programs" / "answer.py"
 LOOPS = 3  # prompts on which the wheel's own loop runs
 
 
@@ -166,3 +169,14 @@ def test_plugin_ops_give_the_tokens_of_native_ops(engine, prompts, dflash, tmp_p
     for draft in (True, False):
         for ours, said in zip(answer(plugin, prompts[:PLUGIN], draft=draft, length=SHORT), dflash, strict=False):
             assert ours.new == said.new[:SHORT]
+
+
+def test_three_ranks_give_the_tokens_of_one(prompts, dflash, tmp_path):
+    """Three query heads and one key/value head each, under mpirun; with the drafter, and without."""
+    ranks = convert(prepare(), DRAFTER, tmp_path / "engine", max_batch=8, max_seq_len=512, tp=3)
+    few = [list(map(int, prompt)) for prompt in prompts[:PLUGIN]]
+    done = mpi.run(3, sys.executable, PROGRAM, json.dumps(few), SHORT, ranks.path)
+    assert done.returncode == 0, done.stderr
+    for texts in json.loads(done.stdout):
+        for tokens, said in zip(texts, dflash, strict=False):
+            assert tokens[: len(said.new)] == said.new[:SHORT]
