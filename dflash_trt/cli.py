@@ -6,6 +6,7 @@ import importlib
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -44,7 +45,7 @@ class LazyGroup(TyperGroup):
         if not name or not listed:
             return name, listed, rest
         if name not in RANKED and (ranks := find_place().size) > 1:
-            fix = f"start it without mpirun, as {' and '.join(RANKED)} alone runs on several"
+            fix = "start it without mpirun, for verify and bench on an engine that was converted without --tp and --ep"
             raise UserError(f"{name} is a command for one process, but {ranks} ranks started", where="mpirun", fix=fix)
         module = importlib.import_module(f"dflash_trt.commands.{name}")
         single = typer.Typer(add_completion=False, context_settings=CONTEXT)
@@ -75,6 +76,8 @@ def about(
 def main() -> None:
     """Run the command line. Exit codes: 2 for the user's mistakes, 1 for failures, 130 after Ctrl-C."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that cleaning up happens
+    if find_place().rank:  # rank 0 speaks for all
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     try:
         sys.exit(app(standalone_mode=False))
     except KeyboardInterrupt:

@@ -31,6 +31,13 @@ def find_place() -> Place:
     return Place()
 
 
+def mpirun(ranks: int) -> str:
+    """How to start so many here, with what Open MPI wants of the root user and of machines with fewer cores."""
+    root, cores = os.geteuid() == 0, os.cpu_count() or 1
+    words = ["mpirun", "--allow-run-as-root" if root else "", "--oversubscribe" if cores < ranks else "", f"-n {ranks}"]
+    return " ".join(filter(None, words))
+
+
 def leave_it_to_rank_0() -> None:
     """Called by a rank that failed before it knew of the others, at something they all do: one message is enough.
 

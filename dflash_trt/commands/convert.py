@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from dflash_trt.commands.progress import progress_bar
+from dflash_trt.launcher import mpirun
 from dflash_trt.sizes import format_bytes
 
 
@@ -69,7 +70,8 @@ def _tell(made: Any) -> None:
     )
     console.print(f"  {_tell_weights(manifest)}")
     if (mapping := manifest.mapping).world > 1:
-        console.print(f"  {mapping.world} ranks, tp {mapping.tp}, ep {mapping.ep}: run it by mpirun -n {mapping.world}")
+        console.print(f"  {mapping.world} ranks, tp {mapping.tp}, ep {mapping.ep}; run it so:")
+        console.print(f"  {mpirun(mapping.world)} dflash-trt generate {made.path} …")
 
 
 def _tell_weights(manifest: Any) -> str:

@@ -33,7 +33,7 @@ def generate(
     no_draft: bool = typer.Option(False, "--no-draft", help="One token a step, from the target alone."),
     raw: bool = typer.Option(False, "--raw", help="Prompts as plain text, without the chat template."),
     batch: int = typer.Option(None, min=1, help="Prompts answered at once. Default: all slots of the engine."),
-    threads: int = typer.Option(None, min=1, help="Of one operator, on a CPU. Default: all cores."),
+    threads: int = typer.Option(None, min=1, help="Of one operator, on a CPU. Default: all cores, shared by ranks."),
     stats: bool = typer.Option(False, "--stats", help="Then say how the drafter did and where the time went."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object a prompt."),
 ) -> None:
@@ -105,11 +105,12 @@ def _in_order(requests: Sequence[Request], outputs: Iterable[Output]) -> Iterato
 
 def _show_text(texts: Sequence[str], outputs: Iterable[Output]) -> None:
     begun = set()
-    bold = find_place().size == 1  # mpirun gives its ranks a terminal, wherever its own output goes
+    plain = find_place().size > 1  # mpirun gives its ranks a terminal, wherever its own output goes
     for out in outputs:
         if len(texts) > 1 and out.request_id not in begun:
             begun.add(out.request_id)
-            typer.secho(texts[int(out.request_id)], bold=bold)
+            prompt = texts[int(out.request_id)]
+            typer.echo(prompt if plain else typer.style(prompt, bold=True))
         typer.echo(out.text, nl=False)
         if out.finished:
             typer.echo("\n" if int(out.request_id) < len(texts) - 1 else "")

@@ -87,7 +87,7 @@ def _memory(ranks: list[dict[str, Any]], max_seq_len: int) -> Table:
 
     runs = [list(run) for _, run in itertools.groupby(ranks, key=lambda rank: {**rank, "rank": None})]
     table = Table(title="memory of a rank", title_justify="left", caption_justify="left")
-    table.caption = f"a slot: {max_seq_len} tokens; cards with {RESERVED:.0%} set aside for all that is neither"
+    table.caption = f"a slot: {max_seq_len} tokens and a step's columns; {RESERVED:.0%} of a card kept for all else"
     table.add_column()
     for run in runs:
         first, last = run[0]["rank"], run[-1]["rank"]

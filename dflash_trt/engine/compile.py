@@ -16,8 +16,10 @@ from dflash_trt.engine.fingerprint import fingerprint
 from dflash_trt.engine.hardware import BRAIN, NVFP4, TABLE, TENSORRT, Sm, listed
 from dflash_trt.engine.load import Engine, find_faults, open_to_compile
 from dflash_trt.engine.manifest import CompiledEngine, Manifest, read_manifest
-from dflash_trt.errors import UserError
+from dflash_trt.errors import Failure, UserError
 from dflash_trt.progress import Progress, silent
+
+FEWEST_HEADS = 4  # of TensorRT-RTX 1.7
 
 
 def build(
@@ -102,7 +104,14 @@ def _compile(
         output=str(output),
         ops=manifest.ops,
     )
-    layers = worker.run(job, progress)
+    try:
+        layers = worker.run(job, progress)
+    except Failure as error:
+        few = [heads for model in models if 0 < (heads := model.heads // manifest.mapping.tp) < FEWEST_HEADS]
+        if not few or not compiler.ahead_of_time:
+            raise
+        hint = f"{few[0]} query heads a rank: {compiler.name} was seen to compile attention from {FEWEST_HEADS} up"
+        raise Failure(f"{error}\n  {hint}; choose a smaller --tp") from None
     return CompiledEngine(
         graph=graph.stem,
         file=f"{graph.stem}.sm{target.number}.engine",

@@ -159,6 +159,7 @@ def _model(half: Target | Draft) -> Model:
         name=path.name,
         path=str(path),
         layers=config.layers,
+        heads=config.heads,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
         nvfp4=_nvfp4(half.quantization),

@@ -59,6 +59,7 @@ class Model:
     layers: int
     kv_heads: int
     head_dim: int
+    heads: int = 0  # query heads; 0: not known, in directories of format 1.1
     nvfp4: Nvfp4 | None = None
     mxfp4: int = 0  # tensors of experts that are MXFP4 in the checkpoint and in the engine
 

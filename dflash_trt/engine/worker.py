@@ -24,7 +24,6 @@ from dflash_trt.engine.watch import make_logger, make_monitor
 from dflash_trt.errors import DflashError, Failure
 from dflash_trt.progress import Progress
 
-NO_REASON = "it gives no reason; TensorRT-RTX 1.7 was seen to do so for fewer than four query heads a rank"
 LAST_WORDS = 5  # lines shown of a compiler that crashed
 
 
@@ -130,8 +129,7 @@ def compile_graph(compiler: Backend, job: Job) -> dict[str, int]:
     add_profiles(builder, config, network, job.limits)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
-        reasons = logger.errors or [NO_REASON]
-        raise refusal(f"{compiler.name} {compiler.version} refuses the network for SM{job.sm}", reasons)
+        raise refusal(f"{compiler.name} {compiler.version} refuses the network for SM{job.sm}", logger.errors)
     with Path(job.output).open("wb") as file:
         file.write(plan)
     sync(Path(job.output))

@@ -145,16 +145,12 @@ def check_mapping(models: Pair, mapping: Mapping) -> None:
         if value < 1:
             raise UserError(f"{value} is too small", where=option, fix="give 1 or more")
     experts, where = models.target.config.experts, models.target.path
-    for half in (models.target, models.draft):
-        if half is None:
-            continue
-        config = half.config
-        if config.heads % tp:
-            raise _uneven(f"{config.heads} attention heads", tp, "--tp", half.path)
-        if config.kv_heads % tp and tp % config.kv_heads:
-            raise _uneven(f"{config.kv_heads} key/value heads", tp, "--tp", half.path)
-        if config.ffn % tp and not (experts and half is models.target):
-            raise _uneven(f"an MLP of width {config.ffn}", tp, "--tp", half.path)
+    halves = [half for half in (models.target, models.draft) if half]
+    for half in halves:
+        if what := _unsplit(half, tp):
+            fitting = [n for n in range(1, half.config.heads + 1) if not any(_unsplit(other, n) for other in halves)]
+            fix = f"choose --tp {', '.join(map(str, fitting))}"
+            raise UserError(f"{what} cannot be split over {tp} ranks", where=half.path, fix=fix)
     if ep > 1 and experts is None:
         raise UserError(f"ep {ep} asked, but the target has no experts", where=where, fix="leave --ep out")
     if experts and experts.count % ep:
@@ -171,6 +167,18 @@ def check_mapping(models: Pair, mapping: Mapping) -> None:
 def rows_each(vocab: int, tp: int) -> int:
     """Rows of the embedding and the head a rank holds; the last rank may hold fewer."""
     return -(-vocab // tp)
+
+
+def _unsplit(half: Target | Draft, tp: int) -> str | None:
+    """What of a model tp ranks cannot share evenly."""
+    config = half.config
+    if config.heads % tp:
+        return f"{config.heads} attention heads"
+    if config.kv_heads % tp and tp % config.kv_heads:
+        return f"{config.kv_heads} key/value heads"
+    if config.ffn % tp and not _experts(half):
+        return f"an MLP of width {config.ffn}"
+    return None
 
 
 def _uneven(what: str, ranks: int, option: str, where: Path) -> UserError:

@@ -16,7 +16,8 @@ def read_prompts(file: Path) -> list[str]:
         text = file.read_text(encoding="utf-8")
         prompts = json.loads(text) if file.suffix == ".json" else [line for line in text.splitlines() if line.strip()]
     except OSError as error:
-        raise UserError(f"cannot read the prompts: {error.strerror}", where=file) from None
+        fix = "give a .json list, or a file of one prompt a line"
+        raise UserError(f"cannot read the prompts: {error.strerror}", where=file, fix=fix) from None
     except ValueError as error:
         raise UserError(f"the prompts are not valid JSON ({error})", where=file) from None
     if not isinstance(prompts, list) or not prompts or not all(isinstance(p, str) and p for p in prompts):

@@ -18,6 +18,7 @@ from dflash_trt.engine.backends import INSTALL, MODULES
 from dflash_trt.engine.hardware import local_sm
 from dflash_trt.engine.manifest import NAME, Manifest, read_manifest
 from dflash_trt.errors import UserError
+from dflash_trt.launcher import mpirun
 from dflash_trt.runtime.generator import Generator
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.text import Tokenizer
@@ -51,7 +52,7 @@ def check_world(manifest: Manifest, directory: Path, world: World = ALONE, fix: 
         return
     what = f"the engine is made for {_ranks(needed)}, but {_ranks(world.size)} started"
     command = f"dflash-trt generate {directory} …"
-    start = f"start it so: {command if needed == 1 else f'mpirun -n {needed} {command}'}"
+    start = f"start it so: {command if needed == 1 else f'{mpirun(needed)} {command}'}"
     raise UserError(what, where=directory, fix=fix or start)
 
 
