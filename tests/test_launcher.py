@@ -66,3 +66,14 @@ def test_every_rank_but_0_waits(started, monkeypatch, rank, waits):
 def test_a_process_alone_does_not_wait(started, monkeypatch):
     monkeypatch.setattr(launcher.time, "sleep", lambda seconds: pytest.fail("it slept"))
     leave_it_to_rank_0()
+
+
+@pytest.mark.parametrize(("root", "cores", "line"), [
+    (False, 8, "mpirun -n 8"),
+    (True, 8, "mpirun --allow-run-as-root -n 8"),
+    (False, 2, "mpirun --oversubscribe -n 8"),
+])  # fmt: skip
+def test_the_line_that_starts_ranks_has_what_open_mpi_wants_here(monkeypatch, root, cores, line):
+    monkeypatch.setattr("os.geteuid", lambda: 0 if root else 1000)
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    assert launcher.mpirun(8) == line

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dflash_trt import launcher
 from dflash_trt.cli import app
 from dflash_trt.engine import convert
 from dflash_trt.errors import UserError
@@ -99,7 +100,7 @@ def test_without_mpirun_an_engine_of_two_ranks_is_refused(two, command, tmp_path
     (tmp_path / "prompts.txt").write_text("one\n")
     with pytest.raises(UserError, match="the engine is made for 2 ranks, but one rank started") as refusal:
         app([command, str(two), "--prompts", str(tmp_path / "prompts.txt")], standalone_mode=False)
-    assert ("mpirun -n 2" if command == "generate" else "without --tp") in str(refusal.value)
+    assert (launcher.mpirun(2) if command == "generate" else "without --tp") in str(refusal.value)
 
 
 @pytest.mark.parametrize("what", ["killed", "interrupted"])
