@@ -30,6 +30,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dflash_trt.checkpoint import TargetConfig
+from dflash_trt.checkpoint.experts import BLOCKS, PROJECTIONS, SCALES
 from dflash_trt.checkpoint.model import Experts
 from dflash_trt.checkpoint.mxfp4 import BLOCK, POWERS
 from dflash_trt.checkpoint.nvfp4 import FLOAT8
@@ -39,9 +40,9 @@ from dflash_trt.graph.nvfp4 import TRT, round_rows, unpack
 from dflash_trt.graph.weights import Weights
 
 BYTE, F4, F8 = ir.DataType.UINT8, ir.DataType.FLOAT4E2M1, ir.DataType.FLOAT8E4M3FN
-F32, BF16, F16 = ir.DataType.FLOAT, ir.DataType.BFLOAT16, ir.DataType.FLOAT16
+BF16, F16 = ir.DataType.BFLOAT16, ir.DataType.FLOAT16
 E4M3 = np.arange(256, dtype=np.uint8).view(FLOAT8).astype(np.float32)  # by byte
-PRODUCTS = GATE_UP, DOWN = ("gate_up_proj", "down_proj")
+GATE_UP, DOWN = PROJECTIONS
 SILU = 1  # TRT_MoE's number for it
 
 
@@ -64,7 +65,7 @@ def moe(
 def _route(net: Net, experts: Experts, weights: Weights, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     """The chosen experts int64 [T, k], and their shares float32 [T, k]."""
     logits = net.linear(x, weights("weight"), weights("bias"))
-    kept, ids = net.op("TopK", _cast(net, logits, F32), net.const([experts.top_k]), axis=-1, outputs=2)
+    kept, ids = net.op("TopK", net.to_float32(logits), net.const([experts.top_k]), axis=-1, outputs=2)
     return ids, net.op("Softmax", kept, axis=-1)
 
 
@@ -90,9 +91,9 @@ class _AtHand:
             else net.const(np.zeros((len(self.numbers), self.hidden)), np.float32)
         )
         biases = (weights.raw(f"{GATE_UP}_bias"), down_bias)
-        pairs = zip(PRODUCTS, biases, strict=True)
+        pairs = zip(PROJECTIONS, biases, strict=True)
         inputs = [value for name, bias in pairs for value in (*self._stored(name), bias)]
-        op, scales = MOE_FLOAT if self.settings.storage == "float" else MOE_FP4, map(self._input_scale, PRODUCTS)
+        op, scales = MOE_FLOAT if self.settings.storage == "float" else MOE_FP4, map(self._input_scale, PROJECTIONS)
         if given := [scale for scale in scales if scale is not None]:
             op, inputs = MOE_FP4_ROUNDED, [*inputs, *given]
         numbers = {"first": self.numbers.start, "alpha": self.settings.alpha, "limit": self.settings.limit}
@@ -121,8 +122,8 @@ class _AtHand:
         all_shares = net.op("ScatterElements", all_shares, ids, shares, axis=1)
         first, end = net.const([self.numbers.start]), net.const([self.numbers.stop])
         share = net.op("Transpose", net.op("Slice", all_shares, first, end, net.const([1])), perm=[1, 0])
-        weighted = net.mul(_cast(net, y, F32), net.unsqueeze(share, 2))
-        return _cast(net, net.op("ReduceSum", weighted, net.const([0]), keepdims=0), net.dtype)
+        weighted = net.mul(net.to_float32(y), net.unsqueeze(share, 2))
+        return net.from_float32(net.op("ReduceSum", weighted, net.const([0]), keepdims=0))
 
     def layer(self, x: ir.Value, ids: ir.Value, shares: ir.Value) -> ir.Value:
         """Inputs: rows [1, T, H], ids and shares [1, T, k], gate and up [E, H, I], down [E, I, H], their biases.
@@ -134,7 +135,7 @@ class _AtHand:
         local = net.op("Sub", ids, net.const(self.numbers.start))
         inside = net.op("And", net.op("GreaterOrEqual", local, net.const(0)), net.op("Less", local, net.const(experts)))
         local = net.op("Where", inside, local, net.const(0))
-        shares = _cast(net, net.op("Where", inside, shares, net.const(0, np.float32)), net.dtype)
+        shares = net.from_float32(net.op("Where", inside, shares, net.const(0, np.float32)))
         down = self._unpacked(DOWN)
         if self.settings.storage == "float":
             gate_up = self._halves(self._unpacked(GATE_UP), [experts, self.hidden, self.ffn, 2], axis=3)
@@ -192,10 +193,10 @@ class _AtHand:
             net.const(number, np.float32)
             for number in (self.settings.limit, -self.settings.limit, self.settings.alpha, 1)
         )
-        gate, up = (_cast(net, half, F32) for half in (gate, up))
+        gate, up = (net.to_float32(half) for half in (gate, up))
         gate, up = net.op("Min", gate, limit), net.op("Max", net.op("Min", up, limit), least)
         y = net.mul(net.mul(gate, net.op("Sigmoid", net.mul(gate, alpha))), net.add(up, one))
-        return _cast(net, y, net.dtype)
+        return net.from_float32(y)
 
     # -- the tensors --------------------------------------------------------------------------------------------------
 
@@ -209,9 +210,9 @@ class _AtHand:
 
     def _names(self, name: str) -> tuple[str, str]:
         """Of the tensors with codes and with scales."""
-        return (
-            (f"{name}_blocks", f"{name}_scales") if self.settings.storage == "mxfp4" else (name, f"{name}_weight_scale")
-        )
+        if self.settings.storage == "mxfp4":
+            return f"{name}{BLOCKS}", f"{name}{SCALES}"
+        return name, f"{name}_weight_scale"
 
     def _global_scale(self, name: str) -> float:
         return self.weights.number(f"{name}_weight_scale_2")
@@ -220,7 +221,3 @@ class _AtHand:
         """Of the rows that a product takes; None if they are not quantized."""
         scale = f"{name}_input_scale"
         return self.net.const(self.weights.number(scale), np.float32) if scale in self.weights else None
-
-
-def _cast(net: Net, x: ir.Value, dtype: ir.DataType) -> ir.Value:
-    return net.cast(x, dtype) if net.dtype != F32 else x

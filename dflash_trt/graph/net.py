@@ -164,6 +164,14 @@ class Net:
     def cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
         return self.op("Cast", x, to=int(dtype))
 
+    def to_float32(self, x: ir.Value) -> ir.Value:
+        """x, which is in the graph's dtype."""
+        return x if self.dtype == ir.DataType.FLOAT else self.cast(x, ir.DataType.FLOAT)
+
+    def from_float32(self, x: ir.Value) -> ir.Value:
+        """A float32 x in the graph's dtype."""
+        return x if self.dtype == ir.DataType.FLOAT else self.cast(x, self.dtype)
+
     def add(self, x: ir.Value, y: ir.Value) -> ir.Value:
         return self.op("Add", x, y)
 

@@ -25,20 +25,15 @@ F8, F32 = ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT
 def unpack(net: Net, codes: ir.Value, scales: ir.Value, global_scale: ir.Value) -> ir.Value:
     """Packed bytes → weight [out, in] in the graph's dtype."""
     if net.native:
-        return _in_dtype(net, _native_weight(net.op, codes, scales, global_scale))
-    return _in_dtype(net, net.call(Op("Nvfp4Weight", _weight), codes, scales, global_scale))
+        return net.from_float32(_native_weight(net.op, codes, scales, global_scale))
+    return net.from_float32(net.call(Op("Nvfp4Weight", _weight), codes, scales, global_scale))
 
 
 def round_rows(net: Net, x: ir.Value, global_scale: ir.Value) -> ir.Value:
     """Activations [T, in] → the nearest NVFP4 values under `global_scale`, in the graph's dtype."""
     if net.native:
-        return _in_dtype(net, _native_activation(net.op, x, global_scale))
-    return _in_dtype(net, net.call(Op("Nvfp4Activation", round_body), x, global_scale))
-
-
-def _in_dtype(net: Net, values: ir.Value) -> ir.Value:
-    """float32, as both forms compute, in the graph's dtype."""
-    return values if net.dtype == F32 else net.cast(values, net.dtype)
+        return net.from_float32(_native_activation(net.op, x, global_scale))
+    return net.from_float32(net.call(Op("Nvfp4Activation", round_body), x, global_scale))
 
 
 def _native_weight(op: Callable[..., Any], codes: ir.Value, scales: ir.Value, global_scale: ir.Value) -> ir.Value:

@@ -88,16 +88,12 @@ class Piece:
 
     def read(self) -> Iterator[np.ndarray]:
         """The piece in its own row-major order, some of the first axis at a time."""
-        (first, end), *inner = self.bounds
-        row = self.ref.nbytes // self.ref.shape[0]
-        source = replace(
-            self.ref, offset=self.ref.offset + first * row, nbytes=(end - first) * row,
-            shape=(end - first, *self.ref.shape[1:]),
-        )  # fmt: skip
+        first, *inner = self.bounds
+        source = replace(self, bounds=(first, *((0, size) for size in self.ref.shape[1:])), turned=False).in_place
+        assert source  # a cut along the first axis alone
         index = (slice(None), *(slice(*bound) for bound in inner))
         for rows in slices(source, size=0 if self.turned else READ):
-            part = rows[index]
-            yield transpose_bytes(np.ascontiguousarray(part)) if self.turned else part
+            yield transpose_bytes(rows[index]) if self.turned else rows[index]
 
 
 def place(models: Pair, rank: Rank, directory: Path) -> Pair:
@@ -114,7 +110,7 @@ def place(models: Pair, rank: Rank, directory: Path) -> Pair:
         with ShardWriter(file, [Slot(name, piece.ref.dtype, piece.shape) for name, piece in written.items()]) as writer:
             for name, piece in written.items():
                 for values in piece.read():
-                    writer.write(name, values.view(np.uint8) if values.flags.c_contiguous else values)
+                    writer.write(name, values)
     moved = read_header(file) if written else {}
 
     def placed(role: str) -> dict[str, TensorRef]:

@@ -84,7 +84,7 @@ class TargetNet:
     def head(self, x: ir.Value) -> ir.Value:
         """Normed rows [n, H] → logits float32 [n, …] of the tokens whose rows this rank holds."""
         logits = project(self.net, self.weights, x, "model.embed_tokens" if self.config.tie_embeddings else "lm_head")
-        return logits if self.net.dtype == ir.DataType.FLOAT else self.net.cast(logits, ir.DataType.FLOAT)
+        return self.net.to_float32(logits)
 
     def whole(self, logits: ir.Value) -> ir.Value:
         """The logits of all ranks side by side, [n, V]."""
