@@ -30,6 +30,7 @@ def generate(
     top_p: float = typer.Option(1.0, help="Draw from the likeliest tokens of this share. 1: all."),
     top_k: int = typer.Option(0, help="Draw from so many of the likeliest tokens. 0: all."),
     seed: int = typer.Option(0, help="The same seed gives the same text."),
+    stop: list[str] = typer.Option([], help="Text before which an answer ends; may be given several times."),
     no_draft: bool = typer.Option(False, "--no-draft", help="One token a step, from the target alone."),
     raw: bool = typer.Option(False, "--raw", help="Prompts as plain text, without the chat template."),
     batch: int = typer.Option(None, min=1, help="Prompts answered at once. Default: all slots of the engine."),
@@ -48,7 +49,7 @@ def generate(
         requests = world.together(
             "encoding prompts",
             lambda: [
-                Request(ids, max_new_tokens, sampling, id=str(number))
+                Request(ids, max_new_tokens, sampling, stop=tuple(stop), id=str(number))
                 for number, ids in enumerate(encode_prompts(Tokenizer(directory), texts, raw=raw) if texts else [])
             ],
         )

@@ -4,23 +4,35 @@
     for out in generator.generate([Request("The capital of France is")]):
         print(out.text, end="")
 
-A server uses `add`, `cancel` and `step` instead of `generate`, all from one thread.
+A server uses `prepare` (from any thread), `enqueue`, `cancel` and `advance` (from one thread), and `render` (from
+another, so that text is made while the next step runs); `add` and `step` are both halves for a single thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 
 from dflash_trt.errors import UserError
+from dflash_trt.runtime.answer import Answer
 from dflash_trt.runtime.request import Output, Request, check_prompt
 from dflash_trt.runtime.scheduler import Event, Policy, Scheduler
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.slots import Sequence
 from dflash_trt.runtime.statistics import Statistics, Timing
-from dflash_trt.runtime.text import TextStream, Tokenizer
+from dflash_trt.runtime.text import Tokenizer
+
+
+@dataclass(frozen=True)
+class Call:
+    """One Session.step."""
+
+    seconds: float
+    rows: int  # that ran in it
+    prefill: bool  # did it hold a prefill chunk
 
 
 class Generator:
@@ -46,7 +58,8 @@ class Generator:
         self.vocab = vocab or (tokenizer.vocab if tokenizer else None)
         self.scheduler = Scheduler(session, policy=policy, prefill_chunk=prefill_chunk)
         self.timing = Timing()
-        self._streams: dict[str, TextStream | None] = {}  # by request id, as long as the request runs
+        self.last_call: Call | None = None
+        self._running: set[str] = set()  # ids of requests whose end `advance` has not reported
         self._cancelled: list[Event] = []
 
     @property
@@ -56,19 +69,31 @@ class Generator:
 
     @property
     def busy(self) -> bool:
-        """Whether `step` has anything left to do or to report."""
-        return bool(self._streams)
+        """Whether `advance` has anything left to do or to report."""
+        return bool(self._running)
 
     def add(self, request: Request) -> str:
         """Queue a request and return its id. Raises UserError if the engine cannot serve it; others are unaffected."""
-        if request.id in self._streams:
-            raise UserError(f"request id {request.id!r} is in use", where="request", fix="give each request its own")
+        return self.enqueue(self.prepare(request))
+
+    def prepare(self, request: Request) -> Sequence:
+        """Tokenize and check a request. Raises UserError if the engine cannot serve it."""
         prompt = self._encode(request.prompt)
         check_prompt(prompt, request.max_new_tokens, max_seq_len=self.session.limits.max_seq_len, vocab=self.vocab)
+        if request.stop and self.tokenizer is None:
+            raise UserError("there is no tokenizer to find stop strings", where="stop", fix="give stop_token_ids")
         stop = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else self.eos_ids)
-        self._streams[request.id] = TextStream(self.tokenizer) if self.tokenizer else None
-        self.scheduler.add(Sequence(request, prompt, stop, Statistics(self.session.limits.block_size)))
-        return request.id
+        statistics = Statistics(self.session.limits.block_size)
+        return Sequence(request, prompt, stop, statistics, Answer(self.tokenizer, request.stop))
+
+    def enqueue(self, sequence: Sequence) -> str:
+        """Queue what `prepare` made and return the request's id. Raises UserError if that is in use."""
+        name = sequence.request.id
+        if name in self._running:
+            raise UserError(f"request id {name!r} is in use", where="request", fix="give each request its own")
+        self._running.add(name)
+        self.scheduler.add(sequence)
+        return name
 
     def cancel(self, request_id: str) -> bool:
         """Stop a request; the next `step` reports it as cancelled. False if it has already finished."""
@@ -79,19 +104,53 @@ class Generator:
 
     def step(self) -> list[Output]:
         """Run one call and return what it brought: at most one output for each request."""
+        events = self.advance()
+        start = perf_counter()
+        outs = []
+        for event in events:
+            if out := self.render(event):
+                outs.append(out)
+                if out.finished and not event.finish_reason:  # by a stop string
+                    self._drop(out.request_id)
+        self.timing.host_seconds += perf_counter() - start
+        return outs
+
+    def advance(self) -> list[Event]:
+        """Run one call and return what happened to the requests.
+
+        If the session fails its exception passes; `abandon` then gives up the requests that ran in the call.
+        """
         start, engine = perf_counter(), 0.0
-        events = []
+        events: list[Event] = []
+        self.last_call = None
         inputs = self.scheduler.plan()
         if inputs is not None:
             before = perf_counter()
             outputs = self.session.step(inputs)
             engine = perf_counter() - before
+            prefill = self.scheduler.prefilled
             events = self.scheduler.commit(outputs)
-            self.timing.add_call(engine, prefill=self.scheduler.prefilled)
+            self.timing.add_call(engine, prefill=prefill)
+            self.last_call = Call(engine, int(np.count_nonzero(inputs.n_valid)), prefill)
         events, self._cancelled = self._cancelled + events, []
-        outs = [self._output(event) for event in events]
+        self._running.difference_update(event.sequence.request.id for event in events if event.finish_reason)
         self.timing.host_seconds += perf_counter() - start - engine
-        return outs
+        return events
+
+    def abandon(self) -> list[Sequence]:
+        """After a failed call: forget the requests that ran in it, and return them."""
+        sequences = self.scheduler.abandon()
+        self._running.difference_update(sequence.request.id for sequence in sequences)
+        return sequences
+
+    def render(self, event: Event) -> Output | None:
+        """What an event brings the request's caller; None behind the end of an answer. Events of a request in order."""
+        sequence, answer = event.sequence, event.sequence.answer
+        brought = answer.push(event.tokens, last=event.finish_reason is not None)
+        if brought is None:
+            return None
+        reason = "stop" if answer.ended else event.finish_reason
+        return Output(sequence.request.id, *brought, reason, sequence.statistics)
 
     def generate(self, requests: Iterable[Request]) -> Iterator[Output]:
         """Yield what `requests` bring as it comes, until all have finished; closing the iterator drops the rest.
@@ -109,14 +168,12 @@ class Generator:
                     yield out
         finally:
             for request_id in running:
-                if self.scheduler.cancel(request_id):
-                    del self._streams[request_id]
+                self._drop(request_id)
 
-    def _output(self, event: Event) -> Output:
-        request_id, reason = event.sequence.request.id, event.finish_reason
-        stream = self._streams.pop(request_id) if reason else self._streams[request_id]
-        text = stream.push(event.tokens, last=reason is not None) if stream else ""
-        return Output(request_id, tuple(event.tokens), text, reason, event.sequence.statistics)
+    def _drop(self, request_id: str) -> None:
+        """Stop a request without a word."""
+        if self.scheduler.cancel(request_id):
+            self._running.discard(request_id)
 
     def _encode(self, prompt: str | Iterable[int]) -> np.ndarray:
         """Token ids [P] int64."""

@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,9 +36,16 @@ class Peer:
 
 
 def this_process(rank: int) -> Peer:
-    pid = os.getpid()
+    peer = find_process(os.getpid(), rank)
+    assert peer is not None
+    return peer
+
+
+def find_process(pid: int, rank: int = 0) -> Peer | None:
+    """The process that has this pid now; None if there is none."""
     stat = _stat(pid)
-    assert stat is not None
+    if stat is None:
+        return None
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return Peer(rank, pid, stat[19], (boot, str(Path("/proc/self/ns/pid").readlink())))
 
@@ -51,32 +58,44 @@ class Watch:
         self._near = [peer for peer in peers if peer.host == own.host and peer != own]
         self._launcher = os.getppid()
         self._stopped = threading.Event()
+        self.before_end: Callable[[str], None] = lambda message: None  # last words, said from the thread
         threading.Thread(target=self._run, name="watch ranks", daemon=True).start()
 
     def stop(self) -> None:
         """From now on others may go."""
         self._stopped.set()
 
+    def lost(self) -> list[Peer]:
+        """Those that are gone at this moment."""
+        return [peer for peer in self._near if not peer.alive]
+
     def _run(self) -> None:
         while not self._stopped.wait(_PERIOD):
-            gone = [peer for peer in self._near if not peer.alive]
+            gone = self.lost()
             if os.getppid() != self._launcher:
                 self._end(f"the launcher of rank {self._own.rank} (pid {self._launcher}) ended", wait=0)
             elif gone:
-                names = ", ".join(f"rank {peer.rank} (pid {peer.pid})" for peer in gone)
                 # One message is enough: the first of those left writes it, and stays until the others have seen why.
                 first = all(peer.rank > self._own.rank for peer in self._near if peer not in gone)
-                self._end(f"{names} ended unexpectedly, so all ranks end" if first else "", wait=1.5 * _PERIOD)
+                self._end(describe(gone) if first else "", wait=1.5 * _PERIOD)
 
     def _end(self, message: str, wait: float) -> None:
         if self._stopped.is_set():
             return
+        with contextlib.suppress(Exception):  # nothing may keep this process alive
+            self.before_end(message or "another rank ended unexpectedly")
         if message:
             with contextlib.suppress(OSError):  # whoever read it may be gone, too
                 print(f"error: {message}", file=sys.stderr, flush=True)
         if self._stopped.wait(wait):
             return
         os._exit(DflashError.exit_code)
+
+
+def describe(gone: Sequence[Peer]) -> str:
+    """What to say of peers that are gone."""
+    names = ", ".join(f"rank {peer.rank} (pid {peer.pid})" for peer in gone)
+    return f"{names} ended unexpectedly, so all ranks end"
 
 
 def _stat(pid: int) -> list[str] | None:

@@ -47,10 +47,12 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     stop_token_ids: tuple[int, ...] = ()  # besides the model's own end-of-sequence tokens
     ignore_eos: bool = False  # go on past the model's own end-of-sequence tokens
+    stop: tuple[str, ...] = ()  # strings before which the text ends
     id: str = field(default_factory=lambda: f"request-{next(_numbers)}")
 
     def __post_init__(self) -> None:
         _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
+        _require(all(self.stop), "stop", list(self.stop), "strings with at least one character")
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Output:
 
     request_id: str
     token_ids: tuple[int, ...]  # without the stop token
-    text: str  # may lag behind `token_ids` while a character is incomplete
+    text: str  # may lag behind `token_ids` while a character, or what may be a stop string, is incomplete
     finish_reason: FinishReason | None  # None: more will follow
     statistics: Statistics  # of the request, so far
 
@@ -68,12 +70,16 @@ class Output:
         return self.finish_reason is not None
 
 
+class PromptTooLong(UserError):
+    """Prompt and answer together do not fit into a slot."""
+
+
 def check_prompt(ids: np.ndarray, max_new_tokens: int, *, max_seq_len: int, vocab: int | None) -> None:
     """Raise UserError unless the engine can continue `ids` [P] by `max_new_tokens` tokens."""
     if not len(ids):
         raise UserError("the prompt has no tokens", where="prompt", fix="give at least one token")
     if len(ids) + max_new_tokens > max_seq_len:
-        raise UserError(
+        raise PromptTooLong(
             f"{len(ids)} prompt tokens + max_new_tokens {max_new_tokens} exceed the engine's max_seq_len {max_seq_len}",
             where="prompt",
             fix="shorten either, or convert again with a larger --max-seq-len",

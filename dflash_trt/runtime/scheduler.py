@@ -122,6 +122,16 @@ class Scheduler:
         self._call = None
         return events
 
+    def abandon(self) -> list[Sequence]:
+        """Give up the planned call, which failed, and the sequences that ran in it. The others are as they were."""
+        call, self._call = self._call, None
+        assert call is not None, "abandon without plan"
+        slots = [call.first + row for row in np.flatnonzero(call.n_valid).tolist()]
+        sequences = [self.slots.tenant[slot] for slot in slots]
+        for slot in slots:
+            self._free(slot)
+        return sequences
+
     def _emit(self, slot: int, tokens: list[int]) -> Event:
         """The event of a slot whose sequence got `tokens`. Frees the slot if they are its last."""
         sequence = self.slots.tenant[slot]

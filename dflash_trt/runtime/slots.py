@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 
+from dflash_trt.runtime.answer import Answer
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.statistics import Statistics
 
@@ -18,6 +20,8 @@ class Sequence:
     prompt: np.ndarray  # [P] int64
     stop: frozenset[int]
     statistics: Statistics
+    answer: Answer
+    admitted: float = 0.0  # perf_counter when it got its slot
 
 
 class Slots:
@@ -42,6 +46,7 @@ class Slots:
         """Give a free slot to `sequence`, which starts with nothing in the caches."""
         request, sampling = sequence.request, sequence.request.sampling
         self.tenant[slot] = sequence
+        sequence.admitted = perf_counter()
         self._admitted += 1
         self.arrival[slot] = self._admitted
         self.prompt_len[slot] = len(sequence.prompt)

@@ -32,11 +32,21 @@ class Statistics:
         return float(tokens / self.decode_steps) if self.decode_steps else float("nan")
 
     @property
-    def acceptance(self) -> list[float]:
-        """For block positions 1 … K-1: the share of the drafts verified there that counted; nan where none was."""
+    def drafts(self) -> list[tuple[int, int]]:
+        """For block positions 1 … K-1: drafts verified there, and how many of them counted."""
         held = self.verified.sum(axis=1)[::-1].cumsum()[::-1][1:]
         counted = self.verified.sum(axis=0)[::-1].cumsum()[::-1][1:]
-        return [float(c / h) if h else float("nan") for c, h in zip(counted, held, strict=True)]
+        return list(zip(held.tolist(), counted.tolist(), strict=True))
+
+    @property
+    def accepted(self) -> int:
+        """Drafts that counted, at any position."""
+        return int(self.verified.sum(axis=0) @ np.arange(self.block_size))
+
+    @property
+    def acceptance(self) -> list[float]:
+        """For block positions 1 … K-1: the share of the drafts verified there that counted; nan where none was."""
+        return [counted / held if held else float("nan") for held, counted in self.drafts]
 
 
 @dataclass

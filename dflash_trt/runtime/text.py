@@ -32,15 +32,22 @@ class Tokenizer:
         self.vocab: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self._chat = ChatTemplate.read(directory)
         # In harmony only special tokens tell thoughts from the answer, so there they stay in the text.
-        self._skip_special = self._tokenizer.token_to_id(CHANNEL) is None
+        self.harmony: bool = self._tokenizer.token_to_id(CHANNEL) is not None
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of plain text, with the special tokens the tokenizer puts around a text, e.g. bos."""
-        return self._tokenizer.encode(text).ids
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of plain text, with the `special` tokens the tokenizer puts around a text, e.g. bos.
+
+        Raises UserError if the text has no UTF-8 form (half of a surrogate pair).
+        """
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=special).ids
+        except (TypeError, UnicodeEncodeError):
+            fix = "send valid Unicode: no halves of surrogate pairs"
+            raise UserError("the text cannot be encoded", where="prompt", fix=fix) from None
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`; special tokens have none, except harmony's, which structure an answer."""
-        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
+        return self._tokenizer.decode(ids, skip_special_tokens=not self.harmony)
 
     def encode_chat(self, messages: Iterable[dict[str, Any]], **variables: Any) -> list[int]:
         """Token ids of a conversation, laid out by the model's chat template, up to where the assistant answers.
@@ -50,7 +57,7 @@ class Tokenizer:
         """
         if self._chat is None:
             raise UserError("the model has no chat template", where=self._path.parent, fix="give plain text (--raw)")
-        return self._tokenizer.encode(self._chat.render(messages, **variables), add_special_tokens=False).ids
+        return self.encode(self._chat.render(messages, **variables), special=False)
 
 
 class TextStream:

@@ -25,7 +25,7 @@ import numpy as np
 from dflash_trt.errors import DflashError, Failure, UserError, explain
 from dflash_trt.launcher import Place, find_place
 from dflash_trt.runtime.mail import Mail
-from dflash_trt.runtime.peers import Peer, Watch, this_process
+from dflash_trt.runtime.peers import Peer, Watch, describe, this_process
 
 T = TypeVar("T")
 
@@ -124,6 +124,18 @@ class World:
                     what = f"{name}: {theirs.get(name)} on rank {rank}, {value} on rank 0"
                     fix = "start all of them with the same engine directory, options and version"
                     raise _known(UserError(what, where="ranks of one job", fix=fix))
+
+    # -- losses --------------------------------------------------------------------------------------------------
+
+    def lost(self) -> str:
+        """Which ranks of this machine are gone at this moment; empty if none is."""
+        gone = self._watch.lost() if self._watch else []
+        return describe(gone) if gone else ""
+
+    def before_end(self, tell: Callable[[str], None]) -> None:
+        """Call `tell` with the reason, from a thread, shortly before this process ends because another rank is gone."""
+        if self._watch:
+            self._watch.before_end = tell
 
     # -- the end -------------------------------------------------------------------------------------------------
 

@@ -36,6 +36,13 @@ def test_the_text_is_the_same_with_and_without_the_drafter(engine):
     assert generate(engine, "--prompt", "one", "--max-new-tokens", 30, "--no-draft").stdout == plain.stdout
 
 
+def test_a_stop_string_ends_the_text_before_it(engine):
+    text = generate(engine, "--prompt", "one", "--max-new-tokens", 30).stdout.strip("\n")
+    done = generate(engine, "--prompt", "one", "--max-new-tokens", 30, "--stop", text[9:12], "--json")
+    record = json.loads(done.stdout)
+    assert record["text"] == text[: text.find(text[9:12])] and record["finish_reason"] == "stop"
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -70,6 +77,7 @@ def test_stats_go_to_stderr(engine):
         (["--prompt", "one", "--top-p", 0], "top_p is 0"),
         (["--prompt", "one", "--temperature", "nan"], "temperature is nan"),
         (["--prompt", "one", "--top-k", 2000], "top_k is 2000"),
+        (["--prompt", "one", "--stop", ""], "stop is ['']"),
         (["--prompt", "one", "--max-new-tokens", 3000], "max_seq_len 2048"),
         (["--prompts", "missing.txt"], "missing.txt"),
         (["--prompts", "missing.jsonl"], "missing.jsonl"),
