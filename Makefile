@@ -3,10 +3,13 @@ PYTHON ?= python3
 BIN    := .venv/bin
 RUN    := .venv/.ready-to-run
 TEST   := .venv/.ready-to-test
+TRITON := .venv-triton/.ready
+AIPERF := .venv-aiperf/.ready
 # Bytecode is made of what gets imported, on its first import: compiling all of torch takes minutes.
-PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
+INSTALL := -m pip install -qq --disable-pip-version-check --no-compile
+PIP    := $(BIN)/python $(INSTALL)
 
-.PHONY: demo test bench lint clean
+.PHONY: demo test bench bench-serving lint clean
 
 demo: $(RUN)
 	@$(BIN)/python examples/smollm2/demo.py
@@ -18,7 +21,10 @@ bench: $(TEST)
 	@$(BIN)/python -m benchmarks.quantize_memory
 	@$(BIN)/python -m benchmarks.speculation
 
-test: lint
+bench-serving: $(TEST) $(AIPERF)
+	@$(BIN)/python -m benchmarks.serving --aiperf .venv-aiperf/bin/aiperf
+
+test: lint $(TRITON)
 	@$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(TEST)
@@ -37,5 +43,12 @@ $(TEST): $(RUN) requirements-dev.txt requirements-quantize.txt
 	@$(PIP) -r requirements-dev.txt
 	@touch $@
 
+# Servers and tools whose requirements do not go together with ours.
+$(TRITON) $(AIPERF): .venv-%/.ready: requirements-%.txt
+	@echo "Setting up .venv-$* (once) ..."
+	@$(PYTHON) -m venv .venv-$*
+	@.venv-$*/bin/python $(INSTALL) -r $<
+	@touch $@
+
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

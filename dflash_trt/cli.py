@@ -23,11 +23,13 @@ COMMANDS = {  # in the order of a first session; each is the function of that na
     "convert": "Make an engine directory of a target and its drafter; weights stay where they are.",
     "build": "Compile an engine directory with TensorRT, or ahead of time with TensorRT-RTX.",
     "generate": "Answer prompts, with the drafter or without.",
+    "serve": "Serve an engine over HTTP, as OpenAI's API.",
+    "deploy": "Make what another server needs to serve an engine: a model repository for Triton.",
     "verify": "Compare an engine with its references on this machine.",
     "bench": "Measure decoding with the drafter against decoding without it.",
     "plugins": "Compile the plugins' kernels for every SM, without a GPU, and show what they use.",
 }
-RANKED = ("generate",)  # may be run by mpirun
+RANKED = ("generate", "serve")  # may be run by mpirun
 INTERRUPTED = 128 + signal.SIGINT
 
 

@@ -45,7 +45,7 @@ def generate(
     with find_world() as world:
         sampling = world.together("reading options", lambda: Sampling(temperature, top_p, top_k, seed))
         texts = world.together("reading prompts", lambda: [] if world.rank else _read_texts(prompt, prompts))
-        engine = open_engine_on(world, directory, no_draft=no_draft, batch=batch)
+        engine = open_engine_on(world, directory, "generate", no_draft=no_draft, batch=batch)
         requests = world.together(
             "encoding prompts",
             lambda: [

@@ -27,15 +27,15 @@ from dflash_trt.runtime.world import World
 ALONE = World()
 
 
-def open_engine_on(world: World, directory: Path, **options: object) -> Engine:
+def open_engine_on(world: World, directory: Path, command: str, **options: object) -> Engine:
     """`open_engine` on every rank, after all of them have found that they are as many as the engine needs, and alike.
 
-    `options` are what else all ranks must have in common. Raises UserError, the same on all ranks; no weight is read.
+    `command` is what they run, `options` are what else all ranks must have in common. Raises UserError, the same on all ranks; no weight is read.
     """
 
     def read() -> Manifest:
         manifest = read_manifest(directory)
-        check_world(manifest, directory, world)
+        check_world(manifest, directory, world, command=command)
         return manifest
 
     world.together("reading the manifest", read)
@@ -45,14 +45,16 @@ def open_engine_on(world: World, directory: Path, **options: object) -> Engine:
     return world.together("opening the engine directory", lambda: open_engine(directory))
 
 
-def check_world(manifest: Manifest, directory: Path, world: World = ALONE, fix: str | None = None) -> None:
+def check_world(
+    manifest: Manifest, directory: Path, world: World = ALONE, fix: str | None = None, command: str = "generate"
+) -> None:
     """Raise UserError unless `world` has as many ranks as the engine needs."""
     needed = manifest.mapping.world
     if needed == world.size:
         return
     what = f"the engine is made for {_ranks(needed)}, but {_ranks(world.size)} started"
-    command = f"dflash-trt generate {directory} …"
-    start = f"start it so: {command if needed == 1 else f'{mpirun(needed)} {command}'}"
+    line = f"dflash-trt {command} {directory} …"
+    start = f"start it so: {line if needed == 1 else f'{mpirun(needed)} {line}'}"
     raise UserError(what, where=directory, fix=fix or start)
 
 

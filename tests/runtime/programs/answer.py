@@ -19,7 +19,7 @@ prompts, length, directories = json.loads(sys.argv[1]), int(sys.argv[2]), sys.ar
 
 with find_world() as world:
     for directory in directories:
-        engine = open_engine_on(world, Path(directory))
+        engine = open_engine_on(world, Path(directory), "generate")
         answers = []
         for draft in (True, False):
             session = open_session(engine, draft=draft, threads=1, world=world)

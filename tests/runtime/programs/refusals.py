@@ -18,7 +18,9 @@ with find_world() as world:
         *directories, version, batch = case.split(",")
         runtime.__version__ = version if world.rank else "1"
         try:
-            runtime.open_engine_on(world, Path(directories[world.rank]), batch=int(batch) if world.rank else 2)
+            runtime.open_engine_on(
+                world, Path(directories[world.rank]), "generate", batch=int(batch) if world.rank else 2
+            )
             told = ""
         except DflashError as error:
             told = f"{error.exit_code}: {error}"

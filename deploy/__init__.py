@@ -1,0 +1,1 @@
+"""Files that `dflash-trt deploy` copies, and units and containers to copy by hand."""

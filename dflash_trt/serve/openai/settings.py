@@ -1,0 +1,17 @@
+"""What whoever starts a server decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The served name, and the limits of a request."""
+
+    model: str
+    max_body_bytes: int = 1 << 20
+    max_prompt_tokens: int | None = None  # None: what the engine holds
+    max_n: int = 8  # answers to one prompt
+    max_concurrent_per_key: int | None = None  # answers that one API key may wait for at once; None: any number
+    log_requests: bool = False  # prompts and answers, too

@@ -1,0 +1,231 @@
+"""How a serving process begins and ends, and what its callers see of that."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.engine import convert
+from dflash_trt.errors import UserError
+from dflash_trt.serve.server import bind, find_parent
+from tests.runtime.mpi import CLI, run_alone
+from tests.serve.live import Server, until
+from tests.tiny import make_pair
+
+SOME, LONG = 1500, 3000  # tokens; more than a second of work, and twice that
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> tuple[Path, Path]:
+    return make_pair(tmp_path_factory.mktemp("life"), words=4)
+
+
+@pytest.fixture(scope="module")
+def engine(pair, tmp_path_factory) -> Path:
+    return convert(*pair, tmp_path_factory.mktemp("life") / "engine", max_batch=2, max_seq_len=4000).path
+
+
+@pytest.fixture(scope="module")
+def parallel(pair, tmp_path_factory) -> Path:
+    return convert(*pair, tmp_path_factory.mktemp("life") / "two", max_batch=2, max_seq_len=4000, tp=2).path
+
+
+class Stream(threading.Thread):
+    """A caller that streams an answer to its end."""
+
+    def __init__(self, url: str, tokens: int, stream: bool = True):
+        super().__init__(daemon=True)
+        body = {"prompt": "one", "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": stream}
+        self._request = urllib.request.Request(
+            f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        self.begun = threading.Event()
+        self.events: list[dict] = []
+        self.done = False
+        self.status = 0
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with urllib.request.urlopen(self._request, timeout=60) as response:
+                self.status = response.status
+                for line in response:
+                    if line.startswith(b"data: [DONE]"):
+                        self.done = True
+                    elif line.startswith(b"data: "):
+                        self.events.append(json.loads(line[6:]))
+                        self.begun.set()
+        except urllib.error.HTTPError as error:
+            self.status, self.retry_after = error.code, error.headers["Retry-After"]
+            self.events.append(json.load(error))
+        except (OSError, ValueError):  # cut
+            pass
+        self.begun.set()
+
+    @property
+    def text(self) -> str:
+        return "".join(event["choices"][0]["text"] for event in self.events if event.get("choices"))
+
+
+def end(process: subprocess.Popen[str], seconds: float = 20) -> int:
+    return process.wait(timeout=seconds)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_finishes_what_was_accepted_and_refuses_the_rest(engine, number):
+    with Server(engine, "--threads", 1) as server:
+        streams = [Stream(server.url, SOME) for _ in range(3)]  # one waits
+        until(lambda: sum(stream.begun.is_set() for stream in streams) == 2 and server.running() == 3)
+        server.process.send_signal(number)
+        late = Stream(server.url, 5)
+        late.join(20)
+        assert (late.status, late.retry_after) == (503, "5")
+        assert late.events[0]["error"]["code"] and "shutting down" in late.events[0]["error"]["message"]
+        for stream in streams:
+            stream.join(20)
+            assert stream.done and len(stream.text) == SOME
+        assert end(server.process) == 0
+        assert "finishing 3 requests" in server.errors()
+
+
+def test_what_outlasts_the_grace_is_told_so_and_the_exit_code_says_it(engine):
+    with Server(engine, "--threads", 1, "--grace", 0.3) as server:
+        stream = Stream(server.url, LONG)
+        assert stream.begun.wait(20)
+        server.process.send_signal(signal.SIGTERM)
+        stream.join(20)
+        assert not stream.done and "stopped before the answer was complete" in stream.events[-1]["error"]["message"]
+        assert end(server.process) == 1
+        assert "stopped before the answer was complete" in server.errors()
+
+
+def test_a_second_signal_ends_at_once(engine):
+    with Server(engine, "--threads", 1, "--grace", 1000) as server:
+        stream = Stream(server.url, LONG)
+        assert stream.begun.wait(20)
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        server.process.send_signal(signal.SIGINT)
+        assert end(server.process) == 1
+        stream.join(20)
+        assert "error" in stream.events[-1]
+
+
+def test_ranks_drain_on_sigusr1_of_mpirun(parallel):
+    with Server(parallel, "--threads", 1, ranks=2) as server:
+        stream = Stream(server.url, 200)
+        assert stream.begun.wait(20)
+        server.process.send_signal(signal.SIGUSR1)
+        stream.join(20)
+        assert stream.done and len(stream.text) == 200
+        assert end(server.process) == 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_all_and_callers_hear_of_it(parallel, rank):
+    with Server(parallel, "--threads", 1, ranks=2) as server:
+        streams = [Stream(server.url, LONG), Stream(server.url, LONG, stream=False)]
+        assert streams[0].begun.wait(20)
+        pids = ranks_of(server.process.pid)
+        os.kill(pids[rank], signal.SIGKILL)
+        assert end(server.process, 10) != 0
+        for stream in streams:
+            stream.join(20)
+            assert not stream.done
+        if rank:  # rank 0 is the server itself
+            assert "rank 1" in streams[0].events[-1]["error"]["message"]
+            assert streams[1].status == 500 and "rank 1" in streams[1].events[-1]["error"]["message"]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pids[1 - rank], 0)
+            time.sleep(3)
+            os.kill(pids[1 - rank], 0)
+            raise AssertionError("a rank is left behind")
+
+
+def test_a_server_ends_with_the_process_it_serves(engine):
+    parent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with Server(engine, "--threads", 1, "--parent", parent.pid) as server:
+        parent.communicate(b"\n")
+        assert end(server.process) == 1
+        assert f"process {parent.pid}, which this one served, is gone" in server.errors()
+
+
+def test_a_unix_socket_serves_its_owner_alone_and_is_gone_afterwards(engine, tmp_path):
+    path = tmp_path / "s"
+    with Server(engine, "--threads", 1, "--no-http", "--socket", path) as server:
+        assert path.stat().st_mode & 0o777 == 0o600 and server.url is None
+        again = run_alone(*CLI, "serve", engine, "--no-http", "--socket", path)
+        assert again.returncode == 2 and "somebody serves on this socket" in again.stderr
+        server.process.send_signal(signal.SIGTERM)
+        assert end(server.process) == 0 and not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "path", "words"),
+    [
+        (None, 0, None, "nothing to listen on"),
+        ("192.0.2.1", 0, None, "cannot listen on 192.0.2.1 port 0"),
+        ("no such host", 0, None, "cannot listen on no such host"),
+        (None, 0, Path("/nowhere/s"), "/nowhere/s"),
+        (None, 0, Path("x" * 200), "more than 107 bytes"),
+        (None, 0, Path("README.md"), "Address already in use"),
+    ],
+)
+def test_an_address_that_cannot_be_had_is_refused(host, port, path, words):
+    with pytest.raises(UserError, match=words):
+        bind(host, port, path)
+
+
+def test_a_socket_that_a_killed_server_left_behind_is_replaced(tmp_path):
+    dead, *_ = bind(None, 0, tmp_path / "s")
+    alive, *_ = bind(None, 0, tmp_path / "s")
+    assert alive.getsockname() == str(tmp_path / "s")
+    dead.close()
+    alive.close()
+
+
+def test_a_parent_must_be_there():
+    with pytest.raises(UserError, match="there is no process 4194305"):
+        find_parent(4194305)
+
+
+def test_a_port_in_use_is_refused(engine):
+    with Server(engine, "--threads", 1) as server:
+        done = run_alone(*CLI, "serve", engine, "--port", server.url.rsplit(":", 1)[1])
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+        assert "cannot listen on 127.0.0.1 port" in done.stderr
+
+
+def test_an_engine_of_two_ranks_is_not_served_by_one(parallel):
+    done = run_alone(*CLI, "serve", parallel)
+    assert done.returncode == 2 and "-n 2 dflash-trt" in done.stderr
+
+
+def ranks_of(launcher: int) -> list[int]:
+    """Pids of the ranks that `launcher` started, by rank."""
+    found = {}
+    for pid in descendants(launcher):
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        for entry in environment:
+            name, _, value = entry.partition(b"=")
+            if name == b"OMPI_COMM_WORLD_RANK":
+                found[int(value)] = pid
+    return [found[rank] for rank in sorted(found)]
+
+
+def descendants(pid: int) -> Iterator[int]:
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            yield int(child)
+            yield from descendants(int(child))
