@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
 import os
@@ -80,6 +81,10 @@ def serve(
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
         logging.getLogger("dflash_trt").setLevel(logging.INFO)
         app = make_app(loop, generator.tokenizer, settings, keys, loop.metrics)
+        if not (no_http or keys or _is_local(host)):
+            typer.echo(
+                f"warning: anyone who reaches {host} may use this server — --api-keys FILE asks for a key", err=True
+            )
         where = _addresses(sockets)
         run(
             app,
@@ -90,6 +95,14 @@ def serve(
             world=world,
             parent=served,
         )
+
+
+def _is_local(host: str) -> bool:
+    """Only this machine's own processes reach such an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _addresses(sockets: list[socket.socket]) -> dict[str, str]:
