@@ -30,7 +30,8 @@ ALONE = World()
 def open_engine_on(world: World, directory: Path, command: str, **options: object) -> Engine:
     """`open_engine` on every rank, after all of them have found that they are as many as the engine needs, and alike.
 
-    `command` is what they run, `options` are what else all ranks must have in common. Raises UserError, the same on all ranks; no weight is read.
+    `command` is what they run, `options` are what else all ranks must have in common. Raises UserError, the same on all
+    ranks; no weight is read.
     """
 
     def read() -> Manifest:
