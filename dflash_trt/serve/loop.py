@@ -17,6 +17,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Literal
 
@@ -104,7 +105,7 @@ class EngineLoop:
         self._lock = threading.Lock()  # guards what follows, and `state` and `fault`
         self._clients: dict[str, _Client] = {}
         self._asked: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()  # for the thread `engine`
-        self._brought: queue.SimpleQueue[tuple[list[Event], float] | None] = queue.SimpleQueue()
+        self._brought: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()  # for the thread `deliver`
         self._closing = False
         self._threads = [
             threading.Thread(target=self._run, name="engine", daemon=True),
@@ -131,12 +132,12 @@ class EngineLoop:
             if self._clients.setdefault(request.id, client) is not client:
                 what = f"request id {request.id!r} is in use"
                 raise UserError(what, where="request", fix="give each request its own")
-        self._asked.put(lambda: self._enqueue(sequence))
+        self._asked.put(partial(self._enqueue, sequence))
         return request.id
 
     def cancel(self, request_id: str) -> None:
         """Stop a request before the next call; its sink gets a cancelled output, unless it has just finished."""
-        self._asked.put(lambda: self._generator.cancel(request_id))
+        self._asked.put(partial(self._generator.cancel, request_id))
 
     def drain(self) -> None:
         """Refuse requests from now on; those that were accepted go on."""
@@ -247,14 +248,14 @@ class EngineLoop:
                 raise
             fault = _failure(error)
             for sequence in generator.abandon():
-                self._end(sequence.request.id, fault)
+                self._brought.put(partial(self._end, sequence.request.id, fault))
             return
         if call := generator.last_call:
             self._failures = 0
             self.steps += 1
             self.metrics.called(call)
         if events:
-            self._brought.put((events, perf_counter()))
+            self._brought.put(partial(self._hand_out, events, perf_counter()))
 
     def _break(self, error: BaseException) -> None:
         if os.environ.get("DFLASH_TRT_TRACEBACK"):
@@ -264,13 +265,15 @@ class EngineLoop:
     # -- thread `deliver` ----------------------------------------------------------------------------------------
 
     def _deliver(self) -> None:
-        while batch := self._brought.get():
-            events, at = batch
-            for event in events:
-                self._hand_out(event, at)
+        while hand_out := self._brought.get():
+            hand_out()
 
-    def _hand_out(self, event: Event, at: float) -> None:
-        """Give the request's caller what it got at the time `at`."""
+    def _hand_out(self, events: list[Event], at: float) -> None:
+        """Give callers what their requests got at the time `at`."""
+        for event in events:
+            self._hand_over(event, at)
+
+    def _hand_over(self, event: Event, at: float) -> None:
         request_id = event.sequence.request.id
         client = self._clients.get(request_id)
         if client is None:

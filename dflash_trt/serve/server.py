@@ -44,7 +44,7 @@ def bind(host: str | None, port: int, path: Path | None) -> list[socket.socket]:
     sockets = []
     if host is not None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        tcp = socket.socket(family, socket.SOCK_STREAM)
+        tcp = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # else asyncio leaves Nagle's delay on
         tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             tcp.bind((host, port))

@@ -2,6 +2,8 @@
 
     with Server(engine, "--threads", 1) as server:
         urllib.request.urlopen(f"{server.url}/health")
+
+It is asked to end when the block is left, and killed if it does not.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class Server:
         self.model = ""
 
     def __enter__(self) -> Server:
-        self._errors = tempfile.NamedTemporaryFile("w+", prefix="serve-", suffix=".log")  # noqa: SIM115
+        self._errors = tempfile.NamedTemporaryFile("w+", prefix="serve-", suffix=".log")
         self.process = subprocess.Popen(
             self._words,
             stdin=subprocess.DEVNULL,

@@ -60,20 +60,22 @@ class Answers:
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:
         """What came since the last time, one piece an answer, until all have ended. Raises DflashError, Problem."""
-        while self._running:
+        fault: Exception | None = None
+        while self._running and not fault:
             pieces: dict[int, Piece] = {}
             for index, out in await self._channel.take():
-                if index not in self._running:
+                if isinstance(out, Output) and out.finish_reason != "cancelled":
+                    pieces.setdefault(index, Piece(index)).add(out.text, out.token_ids, out.finish_reason)
+                    self._count(index, out)
                     continue
-                if isinstance(out, DflashError):
-                    del self._running[index]
-                    raise out
-                if out.finish_reason == "cancelled":  # not by us, for `stop` ends the reading
-                    del self._running[index]
-                    raise Problem(503, "stopped", "the server gave the answer up — server — ask again")
-                self._count(index, out)
-                pieces.setdefault(index, Piece(index)).add(out.text, out.token_ids, out.finish_reason)
-            yield list(pieces.values())
+                del self._running[index]  # if it was cancelled, then not by us: `stop` comes after the reading
+                stopped = Problem(503, "stopped", "the server gave the answer up — server — ask again")
+                fault = out if isinstance(out, DflashError) else stopped
+                break
+            if pieces:
+                yield list(pieces.values())
+        if fault:
+            raise fault
 
     def _count(self, index: int, out: Output) -> None:
         self.tokens += len(out.token_ids)

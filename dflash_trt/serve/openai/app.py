@@ -35,7 +35,7 @@ def make_app(
         if isinstance(error, Gone):
             return Response()  # nobody hears it
         problem = as_problem(error)
-        if problem.code not in _FAILED:
+        if problem.code not in _FAILED and http.url.path.startswith("/v1/"):
             metrics.refuse(problem.code)
         return problem.response
 

@@ -1,6 +1,8 @@
 """Everything that can go wrong, as status, body and headers that OpenAI's clients understand.
 
-{"error": {"message": "what — where — what to do", "type": "…", "param": "messages[0].role", "code": "…"}}
+    {"error": {"message": "what — where — what to do", "type": "…", "param": "messages[0].role", "code": "…"}}
+
+What went wrong inside the server is logged, without what a request said.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from dflash_trt.serve.loop import Broken, Draining, QueueFull, Refused, Starting
 
 _log = logging.getLogger("dflash_trt.serve")
 
+_FRAMES = 8  # of a traceback that the log shows
 _TYPES = {429: "rate_limit_error"}  # others: by the hundreds
 _CODES: dict[type[Refused], tuple[int, str]] = {
     QueueFull: (429, "queue_full"),
@@ -103,8 +106,9 @@ def as_problem(error: Exception, param: str | None = None) -> Problem:
         case HTTPException():
             return Problem(error.status_code, "refused", f"{error.detail} — request", headers=error.headers)
     # Where it happened, but not its message, which may quote a prompt.
-    place = "".join(traceback.format_tb(error.__traceback__)).rstrip()
-    _log.error("%s in\n%s", type(error).__name__, place)
+    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+    place = ", ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in frames)
+    _log.error("%s in %s", type(error).__name__, place)
     message = "an error inside the server — request — this is a bug; its log says where"
     return Problem(500, "internal_error", message)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_trt.errors import UserError
 from dflash_trt.runtime.request import PromptTooLong, Request, Sampling
 from dflash_trt.runtime.text import Tokenizer
 from dflash_trt.serve.openai.body import read
@@ -42,7 +41,7 @@ def prepare_chat(front: Front, body: bytes) -> Prepared:
     """Raises Problem or DflashError."""
     asked = read(body, ChatRequest)
     _check(front, asked, "messages", 1)
-    tokenizer = _need_tokenizer(front, "POST token ids to /v1/completions")
+    tokenizer = _need_tokenizer(front, "messages")
     variables = dict(asked.chat_template_kwargs or {})
     if asked.reasoning_effort:
         variables["reasoning_effort"] = asked.reasoning_effort
@@ -67,7 +66,7 @@ def prepare_completion(front: Front, body: bytes) -> Prepared:
     _check(front, asked, "prompt", len(asked.prompt))
     with concerning("prompt"):
         prompts = [
-            _need_tokenizer(front, "give token ids").encode(prompt) if isinstance(prompt, str) else prompt
+            _need_tokenizer(front, "prompt").encode(prompt) if isinstance(prompt, str) else prompt
             for prompt in asked.prompt
         ]
     return _prepare(front, asked, "prompt", prompts, CompletionForm(), asked.max_tokens, _COMPLETION)
@@ -90,9 +89,10 @@ def _check(front: Front, asked: Asked, param: str, prompts: int) -> None:
         raise Problem(400, "invalid_value", message, param=param)
 
 
-def _need_tokenizer(front: Front, fix: str) -> Tokenizer:
+def _need_tokenizer(front: Front, param: str) -> Tokenizer:
     if front.tokenizer is None:
-        raise UserError("the engine has no tokenizer", where="prompt", fix=fix)
+        message = f"the engine has no tokenizer — {param} — send token ids to /v1/completions"
+        raise Problem(400, "invalid_value", message, param=param)
     return front.tokenizer
 
 
