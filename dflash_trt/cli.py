@@ -29,6 +29,7 @@ COMMANDS = {  # in the order of a first session; each is the function of that na
     "bench": "Measure decoding with the drafter against decoding without it.",
     "plugins": "Compile the plugins' kernels for every SM, without a GPU, and show what they use.",
 }
+EXTRAS = {"serve": "serve"}  # what commands import that a plain installation may lack
 RANKED = ("generate", "serve")  # may be run by mpirun
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -49,7 +50,13 @@ class LazyGroup(TyperGroup):
         if name not in RANKED and (ranks := find_place().size) > 1:
             fix = "start it without mpirun, for verify and bench on an engine that was converted without --tp and --ep"
             raise UserError(f"{name} is a command for one process, but {ranks} ranks started", where="mpirun", fix=fix)
-        module = importlib.import_module(f"dflash_trt.commands.{name}")
+        try:
+            module = importlib.import_module(f"dflash_trt.commands.{name}")
+        except ModuleNotFoundError as error:
+            if name not in EXTRAS:
+                raise
+            fix = f"pip install 'dflash-trt[{EXTRAS[name]}]'"
+            raise UserError(f"{error.name} is not installed", where=name, fix=fix) from None
         single = typer.Typer(add_completion=False, context_settings=CONTEXT)
         single.command(name)(getattr(module, name))
         return name, typer.main.get_command(single), rest

@@ -144,6 +144,13 @@ def command_line(process: Path) -> bytes:
         return b""
 
 
+def test_serve_without_its_packages_says_how_to_get_them():
+    program = "import sys; sys.modules['uvicorn'] = None; from dflash_trt.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program, "serve", "x"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: uvicorn is not installed — serve — pip install 'dflash-trt[serve]'\n"
+
+
 def test_every_folder_of_the_package_is_installed():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     files = [*(ROOT / "dflash_trt").rglob("__init__.py"), *(ROOT / "plugins").rglob("__init__.py")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -14,14 +15,16 @@ from pathlib import Path
 
 import typer
 
+from dflash_trt.errors import UserError
 from dflash_trt.runtime.lockstep import follow, lead
 from dflash_trt.runtime.open import make_generator, open_engine_on, open_session
 from dflash_trt.runtime.world import find_world
+from dflash_trt.serve.address import bind
 from dflash_trt.serve.keys import Keys
 from dflash_trt.serve.loop import EngineLoop
 from dflash_trt.serve.openai.app import make_app
-from dflash_trt.serve.openai.settings import Settings
-from dflash_trt.serve.server import bind, find_parent
+from dflash_trt.serve.openai.front import Settings
+from dflash_trt.serve.server import find_parent
 from dflash_trt.serve.server import serve as run
 
 
@@ -50,6 +53,8 @@ def serve(
 
     It drains on SIGTERM, SIGINT or SIGUSR1. An engine of several ranks is started with mpirun; that drains on SIGUSR1.
     """
+    if not math.isfinite(grace):
+        raise UserError(f"grace is {grace}", where="--grace", fix="give a number of seconds")
     with ExitStack() as stack:
         world = stack.enter_context(find_world())
         engine = open_engine_on(world, directory, "serve", no_draft=no_draft, batch=batch)
@@ -80,7 +85,7 @@ def serve(
         )
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
         logging.getLogger("dflash_trt").setLevel(logging.INFO)
-        app = make_app(loop, generator.tokenizer, settings, keys, loop.metrics)
+        app = make_app(loop, generator.tokenizer, settings, keys)
         if not (no_http or keys or _is_local(host)):
             typer.echo(
                 f"warning: anyone who reaches {host} may use this server — --api-keys FILE asks for a key", err=True

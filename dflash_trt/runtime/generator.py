@@ -150,7 +150,7 @@ class Generator:
         if brought is None:
             return None
         reason = "stop" if answer.ended else event.finish_reason
-        return Output(sequence.request.id, *brought, reason, sequence.statistics)
+        return Output(sequence.request.id, *brought, reason, event.statistics)
 
     def generate(self, requests: Iterable[Request]) -> Iterator[Output]:
         """Yield what `requests` bring as it comes, until all have finished; closing the iterator drops the rest.
@@ -175,7 +175,7 @@ class Generator:
         if self.scheduler.cancel(request_id):
             self._running.discard(request_id)
 
-    def _encode(self, prompt: str | Iterable[int]) -> np.ndarray:
+    def _encode(self, prompt: str | Iterable[int] | np.ndarray) -> np.ndarray:
         """Token ids [P] int64."""
         if isinstance(prompt, str):
             if self.tokenizer is None:

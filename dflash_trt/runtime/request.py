@@ -42,7 +42,7 @@ class Sampling:
 class Request:
     """One prompt to continue. A `str` prompt is tokenized as it is; apply a chat template before."""
 
-    prompt: str | Sequence[int]
+    prompt: str | Sequence[int] | np.ndarray  # text or token ids
     max_new_tokens: int = 128
     sampling: Sampling = field(default_factory=Sampling)
     stop_token_ids: tuple[int, ...] = ()  # besides the model's own end-of-sequence tokens
@@ -63,7 +63,7 @@ class Output:
     token_ids: tuple[int, ...]  # without the stop token
     text: str  # may lag behind `token_ids` while a character, or what may be a stop string, is incomplete
     finish_reason: FinishReason | None  # None: more will follow
-    statistics: Statistics  # of the request, so far
+    statistics: Statistics  # of the request, so far; a step that a stop string cuts counts whole
 
     @property
     def finished(self) -> bool:

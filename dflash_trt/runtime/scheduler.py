@@ -35,7 +35,8 @@ class Event:
 
     sequence: Sequence
     tokens: list[int]  # new ones, without a stop token
-    finish_reason: FinishReason | None = None
+    finish_reason: FinishReason | None
+    statistics: Statistics  # of the sequence, up to here
 
 
 class Scheduler:
@@ -62,11 +63,11 @@ class Scheduler:
         for sequence in self.waiting:
             if sequence.request.id == request_id:
                 self.waiting.remove(sequence)
-                return Event(sequence, [], "cancelled")
+                return _cancelled(sequence)
         for slot, sequence in self.slots.tenant.items():
             if sequence.request.id == request_id:
                 self._free(slot)
-                return Event(sequence, [], "cancelled")
+                return _cancelled(sequence)
         return None
 
     def plan(self) -> StepInputs | None:
@@ -112,28 +113,33 @@ class Scheduler:
             tokens = [*slots.block[slot, 1 : 1 + accepted].tolist(), next_token[row]]
             slots.block[slot] = outputs.next_block[row]
             slots.remaining[slot] -= len(tokens)
-            events.append(event := self._emit(slot, tokens))
-            for statistics in (self.statistics, event.sequence.statistics):
-                statistics.new_tokens += len(event.tokens)
+            sequence, tokens, reason = self._end(slot, tokens)
+            for statistics in (self.statistics, sequence.statistics):
+                statistics.new_tokens += len(tokens)
                 if prefilling:
                     statistics.prompt_tokens += int(slots.prompt_len[slot])
                 else:
                     statistics.verified[n_valid[row] - 1, accepted] += 1
+            events.append(Event(sequence, tokens, reason, sequence.statistics.copy()))
         self._call = None
         return events
 
     def abandon(self) -> list[Sequence]:
-        """Give up the planned call, which failed, and the sequences that ran in it. The others are as they were."""
+        """Give up the planned call, which failed, and the sequences that ran in it; none if the planning failed.
+
+        The others are as they were.
+        """
         call, self._call = self._call, None
-        assert call is not None, "abandon without plan"
+        if call is None:
+            return []
         slots = [call.first + row for row in np.flatnonzero(call.n_valid).tolist()]
         sequences = [self.slots.tenant[slot] for slot in slots]
         for slot in slots:
             self._free(slot)
         return sequences
 
-    def _emit(self, slot: int, tokens: list[int]) -> Event:
-        """The event of a slot whose sequence got `tokens`. Frees the slot if they are its last."""
+    def _end(self, slot: int, tokens: list[int]) -> tuple[Sequence, list[int], FinishReason | None]:
+        """A slot's sequence, those of its new `tokens` that count, and why they are its last; the slot is free then."""
         sequence = self.slots.tenant[slot]
         stop = next((i for i, token in enumerate(tokens) if token in sequence.stop), None)
         reason: FinishReason | None = "length" if self.slots.remaining[slot] <= 0 else None
@@ -141,7 +147,7 @@ class Scheduler:
             reason = "stop"
         if reason:
             self._free(slot)
-        return Event(sequence, tokens[:stop], reason)
+        return sequence, tokens[:stop], reason
 
     def _free(self, slot: int) -> None:
         del self.slots.tenant[slot]
@@ -182,3 +188,7 @@ class Scheduler:
             prompt = slots.tenant[span.start + row].prompt
             input_ids[row, : n_valid[row]] = prompt[past : past + n_valid[row]]
         return input_ids
+
+
+def _cancelled(sequence: Sequence) -> Event:
+    return Event(sequence, [], "cancelled", sequence.statistics)

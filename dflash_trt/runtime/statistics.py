@@ -20,6 +20,12 @@ class Statistics:
     def __post_init__(self) -> None:
         self.verified = np.zeros((self.block_size, self.block_size), np.int64)
 
+    def copy(self) -> Statistics:
+        """As it is now."""
+        copied = Statistics(self.block_size, self.prompt_tokens, self.new_tokens)
+        copied.verified[:] = self.verified
+        return copied
+
     @property
     def decode_steps(self) -> int:
         """Decode rows run: one call that advances n requests counts n times."""

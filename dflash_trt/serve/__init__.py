@@ -1,1 +1,1 @@
-"""Serves an engine to many callers: the engine loop, its HTTP front, the life of the process, Triton's model repository."""
+"""Serves an engine to many callers: engine loop, HTTP front, the process's life, Triton's model repository."""

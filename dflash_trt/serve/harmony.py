@@ -13,15 +13,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from dflash_trt.runtime.text import CHANNEL
+
 _BODY = "<|message|>"
-_OPENS = ("<|start|>", "<|channel|>")  # the next header, if the model has left out <|end|>
+_OPENS = ("<|start|>", CHANNEL)  # the next header, if the model has left out <|end|>
 _ENDS = re.compile(r"<\|(?:end|return|call|start|channel)\|>")
-_MARKERS = (_BODY, "<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>", "<|constrain|>")
+_MARKERS = (_BODY, "<|end|>", "<|return|>", "<|call|>", "<|start|>", CHANNEL, "<|constrain|>")
 _HEADER = 256  # characters; a header of the format has fewer than a hundred
 
 
 @dataclass(frozen=True)
-class Piece:
+class Split:
     """What some text of an answer adds to its thinking and to what the user is told."""
 
     reasoning: str
@@ -41,13 +43,13 @@ class Splitter:
         self._said = {"reasoning": False, "content": False}  # whether a message of the kind has had text
         self._separate = False  # whether the message's first text follows another message of its kind
 
-    def push(self, text: str, *, last: bool = False) -> Piece:
+    def push(self, text: str, *, last: bool = False) -> Split:
         """What `text` makes certain; all that is left if it is the last."""
         self._text += text
         got: dict[str, list[str]] = {"reasoning": [], "content": []}
         while self._text and (self._body(got, last) if self._channel else self._header(got, last)):
             pass
-        return Piece("".join(got["reasoning"]), "".join(got["content"]))
+        return Split("".join(got["reasoning"]), "".join(got["content"]))
 
     def _header(self, got: dict[str, list[str]], last: bool) -> bool:
         """Read up to where a message begins. True if something was settled."""

@@ -28,11 +28,12 @@ from dflash_trt.runtime.request import Output, Request
 from dflash_trt.runtime.scheduler import Event
 from dflash_trt.runtime.slots import Sequence
 from dflash_trt.runtime.statistics import Statistics, Timing
-from dflash_trt.serve.metrics import Metrics
+from dflash_trt.serve.metrics import Metrics, Reading
 
 State = Literal["starting", "ready", "draining", "broken"]
 Sink = Callable[[Output | DflashError], None]  # must not block; the last call is a finished output or an error
 
+STOPPED = "the server was stopped before the answer was complete — server — ask again"
 _WARM_UP = "warm-up"  # id of the request that nobody asked for
 
 
@@ -56,17 +57,12 @@ class Draining(Refused):
     """The server is about to end."""
 
 
+class Stopped(Refused):
+    """The server ended before the answer was complete."""
+
+
 class Broken(Refused):
     """The engine cannot go on."""
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Requests at this moment, and the engine's slots."""
-
-    waiting: int
-    running: int
-    slots: int
 
 
 @dataclass
@@ -74,7 +70,7 @@ class _Client:
     """One request on its way, as its caller sees it."""
 
     sink: Sink
-    submitted: float  # perf_counter
+    submitted: float  # perf_counter when it arrived
     latest: float | None = None  # when its latest tokens were there
 
 
@@ -91,14 +87,12 @@ class EngineLoop:
         *,
         max_waiting: int = 256,
         patience: int = 1,
-        metrics: Metrics | None = None,
     ):
         self.limits: Limits = generator.session.limits
-        self.vocab = generator.vocab
         self.state: State = "starting"
         self.fault: DflashError | None = None  # why the engine is broken
         self.steps = 0  # calls of the session since the warm-up
-        self.metrics = metrics or Metrics()
+        self.metrics = Metrics(self.counts)
         self._generator = generator
         self._capacity = self.limits.max_batch + max_waiting
         self._patience, self._failures = patience, 0  # failures: calls in a row
@@ -111,7 +105,6 @@ class EngineLoop:
             threading.Thread(target=self._run, name="engine", daemon=True),
             threading.Thread(target=self._deliver, name="deliver", daemon=True),
         ]
-        self.metrics.watch(self)
 
     # -- callers -------------------------------------------------------------------------------------------------
 
@@ -120,15 +113,16 @@ class EngineLoop:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, request: Request, sink: Sink) -> str:
-        """Queue a request and return its id.
+    def submit(self, request: Request, sink: Sink, *, arrived: float | None = None) -> str:
+        """Queue a request and return its id. It counts as waiting since `arrived` (perf_counter), by default now.
 
         Raises UserError (PromptTooLong among them) if the engine cannot serve this request, Refused if it takes none.
         """
-        self._check_open()
-        sequence, client = self._generator.prepare(request), _Client(sink, perf_counter())
+        self.check_open()
+        client = _Client(sink, arrived or perf_counter())
+        sequence = self._generator.prepare(request)
         with self._lock:
-            self._check_open()
+            self.check_open()
             if self._clients.setdefault(request.id, client) is not client:
                 what = f"request id {request.id!r} is in use"
                 raise UserError(what, where="request", fix="give each request its own")
@@ -151,16 +145,18 @@ class EngineLoop:
             if self.state == "broken":
                 return
             self.state, self.fault = "broken", fault
-            clients, self._clients = self._clients, {}
-        for client in clients.values():
-            self._tell(client, fault)
-            self.metrics.finished("failed", perf_counter() - client.submitted)
+        self._end_all(fault)
 
     def close(self, timeout: float | None = None) -> bool:
-        """End both threads, after the call that may run now. False if the engine's has not ended after `timeout` s."""
+        """End both threads, after the call that may run now. False if the engine's has not ended after `timeout` s.
+
+        Whoever still waits is told that the server stopped.
+        """
+        self.drain()
         self._closing = True
         self._asked.put(lambda: None)
         self._threads[0].join(timeout)
+        self._end_all(Stopped(STOPPED))
         self._brought.put(None)
         self._threads[1].join(timeout)
         return not self._threads[0].is_alive()
@@ -175,23 +171,28 @@ class EngineLoop:
         """Of all requests since the warm-up."""
         return self._generator.statistics
 
-    @property
-    def timing(self) -> Timing:
-        """Of all calls since the warm-up."""
-        return self._generator.timing
-
-    def counts(self) -> Counts:
-        """Requests that wait and run now."""
+    def counts(self) -> Reading:
+        """How things stand now."""
         running = len(self._generator.scheduler.slots.tenant)
-        return Counts(max(len(self._clients) - running, 0), running, self.limits.max_batch)
+        return Reading(
+            up=self.state == "ready",
+            waiting=max(len(self._clients) - running, 0),
+            running=running,
+            slots=self.limits.max_batch,
+            steps=self.steps,
+            statistics=self.statistics,
+        )
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise Refused if no request is taken now: cheaper to know before one is read than from `submit`."""
         match self.state:
             case "starting":
                 raise Starting("the engine is starting — server — try again in a few seconds", retry_after=5)
             case "draining":
                 raise Draining("the server is shutting down — server — try again, it may be restarted", retry_after=5)
             case "broken":
+                if isinstance(self.fault, Stopped):
+                    raise self.fault
                 raise Broken(f"the engine failed: {self.fault}", retry_after=30)
         if len(self._clients) >= self._capacity:
             waiting = self._capacity - self.limits.max_batch
@@ -244,11 +245,11 @@ class EngineLoop:
             events = generator.advance()
         except Exception as error:
             self._failures += 1
-            if self._failures > self._patience:
+            blamed = generator.abandon()
+            if self._failures > self._patience or not blamed:
                 raise
-            fault = _failure(error)
-            for sequence in generator.abandon():
-                self._brought.put(partial(self._end, sequence.request.id, fault))
+            for sequence in blamed:
+                self._brought.put(partial(self._end, sequence.request.id, _failure(error)))
             return
         if call := generator.last_call:
             self._failures = 0
@@ -311,8 +312,19 @@ class EngineLoop:
         with self._lock:
             client = self._clients.pop(request_id, None)
         if client:
-            self.metrics.finished("failed", perf_counter() - client.submitted)
-            self._tell(client, fault)
+            self._tell_end(client, fault)
+
+    def _end_all(self, fault: DflashError) -> None:
+        """From any thread; `deliver` tells them, behind what it may be handing out."""
+        with self._lock:
+            clients, self._clients = self._clients, {}
+        for client in clients.values():
+            self._brought.put(partial(self._tell_end, client, fault))
+
+    def _tell_end(self, client: _Client, fault: DflashError) -> None:
+        reason = "stopped" if isinstance(fault, Stopped) else "failed"
+        self.metrics.finished(reason, perf_counter() - client.submitted)
+        self._tell(client, fault)
 
     def _tell(self, client: _Client, what: Output | DflashError) -> bool:
         """Call a sink. One that fails belongs to a caller that is gone."""

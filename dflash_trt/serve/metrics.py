@@ -6,17 +6,15 @@ Times are observed as they pass; what the engine counts itself is read when some
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from dflash_trt.runtime.generator import Call
-
-if TYPE_CHECKING:
-    from dflash_trt.serve.loop import EngineLoop
+from dflash_trt.runtime.statistics import Statistics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -26,10 +24,22 @@ _LONG = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-class Metrics:
-    """The metrics of one server, in a registry of their own. Thread-safe."""
+@dataclass(frozen=True)
+class Reading:
+    """What an engine loop counts, at one moment."""
 
-    def __init__(self) -> None:
+    up: bool  # are requests taken?
+    waiting: int  # requests without a slot
+    running: int  # requests with one
+    slots: int
+    steps: int
+    statistics: Statistics
+
+
+class Metrics:
+    """The metrics of one server, in a registry of their own; `read` is called when somebody asks. Thread-safe."""
+
+    def __init__(self, read: Callable[[], Reading]) -> None:
         self._registry = registry = CollectorRegistry()
 
         def histogram(name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()) -> Histogram:
@@ -43,10 +53,7 @@ class Metrics:
         self._rows = histogram("batch_size", "Rows of a decode call", _ROWS)
         self._finished = Counter("dflash_requests", "Ended requests", ("finish_reason",), registry=registry)
         self._refused = Counter("dflash_refused", "Refused requests", ("reason",), registry=registry)
-
-    def watch(self, loop: EngineLoop) -> None:
-        """From now on also tell what `loop` counts."""
-        self._registry.register(_Reading(loop))
+        registry.register(_Reader(read))
 
     def text(self) -> bytes:
         """All of it in Prometheus' exposition format."""
@@ -81,24 +88,25 @@ class Metrics:
             self._rows.observe(call.rows)
 
 
-class _Reading(Collector):
-    """What a loop counts, at the time of asking."""
+class _Reader(Collector):
+    """A reading as metrics."""
 
-    def __init__(self, loop: EngineLoop):
-        self._loop = loop
+    def __init__(self, read: Callable[[], Reading]):
+        self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        loop, counts, statistics = self._loop, self._loop.counts(), self._loop.statistics
+        now = self._read()
+        statistics = now.statistics
 
         def gauge(name: str, text: str, value: float) -> Metric:
             return GaugeMetricFamily(f"dflash_{name}", text, value=value)
 
-        yield gauge("up", "1 while requests are taken", loop.state == "ready")
-        yield gauge("requests_waiting", "Requests without a slot", counts.waiting)
-        yield gauge("requests_running", "Requests with a slot", counts.running)
-        yield gauge("kv_slots", "Slots of the KV caches", counts.slots)
-        yield gauge("kv_slots_used", "Slots of the KV caches that are taken", counts.running)
-        yield CounterMetricFamily("dflash_steps", "Calls of the engine", value=loop.steps)
+        yield gauge("up", "1 while requests are taken", now.up)
+        yield gauge("requests_waiting", "Requests without a slot", now.waiting)
+        yield gauge("requests_running", "Requests with a slot", now.running)
+        yield gauge("kv_slots", "Slots of the KV caches", now.slots)
+        yield gauge("kv_slots_used", "Slots of the KV caches that are taken", now.running)
+        yield CounterMetricFamily("dflash_steps", "Calls of the engine", value=now.steps)
         yield CounterMetricFamily("dflash_prompt_tokens", "Prompt tokens", value=statistics.prompt_tokens)
         yield CounterMetricFamily("dflash_generated_tokens", "New tokens", value=statistics.new_tokens)
         if statistics.block_size == 1:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,8 @@ import pytest
 
 from dflash_trt.engine import convert
 from dflash_trt.errors import UserError
-from dflash_trt.serve.server import bind, find_parent
+from dflash_trt.serve.address import UnixFiles, bind
+from dflash_trt.serve.server import find_parent
 from tests.runtime.mpi import CLI, run_alone
 from tests.serve.live import Server, until
 from tests.tiny import make_pair
@@ -115,7 +114,7 @@ def test_a_second_signal_ends_at_once(engine):
         stream = Stream(server.url, LONG)
         assert stream.begun.wait(20)
         server.process.send_signal(signal.SIGINT)
-        time.sleep(0.2)
+        until(lambda: "finishing 1 requests" in server.errors())
         server.process.send_signal(signal.SIGINT)
         assert end(server.process) == 1
         stream.join(20)
@@ -146,11 +145,7 @@ def test_a_killed_rank_ends_all_and_callers_hear_of_it(parallel, rank):
         if rank:  # rank 0 is the server itself
             assert "rank 1" in streams[0].events[-1]["error"]["message"]
             assert streams[1].status == 500 and "rank 1" in streams[1].events[-1]["error"]["message"]
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pids[1 - rank], 0)
-            time.sleep(3)
-            os.kill(pids[1 - rank], 0)
-            raise AssertionError("a rank is left behind")
+        until(lambda: not Path(f"/proc/{pids[1 - rank]}").exists())
 
 
 def test_a_server_ends_with_the_process_it_serves(engine):
@@ -189,10 +184,22 @@ def test_an_address_that_cannot_be_had_is_refused(host, port, path, words):
 
 def test_a_socket_that_a_killed_server_left_behind_is_replaced(tmp_path):
     dead, *_ = bind(None, 0, tmp_path / "s")
-    alive, *_ = bind(None, 0, tmp_path / "s")
-    assert alive.getsockname() == str(tmp_path / "s")
     dead.close()
-    alive.close()
+    alive, *_ = bind(None, 0, tmp_path / "s")
+    with alive, pytest.raises(UserError, match="somebody serves on this socket"):
+        bind(None, 0, tmp_path / "s")
+
+
+def test_a_server_removes_its_own_socket_and_not_its_successors(tmp_path):
+    own, *_ = bind(None, 0, tmp_path / "s")
+    files = UnixFiles([own])
+    own.close()
+    successor, *_ = bind(None, 0, tmp_path / "s")
+    files.remove()
+    assert (tmp_path / "s").exists()
+    UnixFiles([successor]).remove()
+    assert not (tmp_path / "s").exists()
+    successor.close()
 
 
 def test_a_parent_must_be_there():

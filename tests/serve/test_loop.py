@@ -11,7 +11,7 @@ import pytest
 
 from dflash_trt.errors import DflashError, Failure, UserError
 from dflash_trt.runtime import Generator, Limits, Output, Request, StepInputs, StepOutputs
-from dflash_trt.serve.loop import Broken, Draining, EngineLoop, QueueFull, Starting
+from dflash_trt.serve.loop import Broken, Draining, EngineLoop, QueueFull, Starting, Stopped
 from tests.runtime.toy import ToySession, expected
 
 
@@ -190,6 +190,56 @@ def test_a_second_failure_in_a_row_breaks_the_engine_and_all_are_told():
     assert loop.close(5)
 
 
+def test_an_engine_that_fails_between_calls_is_broken_with_its_own_words():
+    loop, session = make()
+
+    def move_slot(source: int, target: int, length: int) -> None:
+        raise Failure("the copy engine is gone")
+
+    session.move_slot = move_slot  # type: ignore[method-assign]
+    session.open = False
+    loop.submit(Request([1], max_new_tokens=5), Inbox())
+    loop.submit(Request([2], max_new_tokens=100), last := Inbox())  # has to move when the first has ended
+    session.open = True
+    session.gate.release()
+    assert "the copy engine is gone" in str(last.wait())
+    assert loop.state == "broken" and loop.close(5)
+
+
+def test_whoever_waits_when_the_loop_closes_is_told():
+    loop, session = make(slots=1)
+    session.open = False
+    inboxes = [Inbox(), Inbox()]
+    for inbox in inboxes:
+        loop.submit(Request([1], max_new_tokens=100), inbox)
+    closing = threading.Thread(target=loop.close, args=(5,))
+    closing.start()
+    until(lambda: loop.state == "draining")
+    session.gate.release()
+    closing.join()
+    for inbox in inboxes:
+        assert isinstance(inbox.wait(), Stopped)
+
+
+def test_statistics_of_an_answer_are_those_of_its_own_end():
+    """Whoever reads them later, while the engine counts on, reads the same."""
+    request = Request([3], max_new_tokens=150)
+    text = Letters().decode(expected(request, frozenset())[0])
+    found = set()
+    for others in (0, 3):
+        loop, _ = make(slots=4, tokenizer=Letters())
+        for number in range(others):
+            loop.submit(Request([number], max_new_tokens=150), Inbox())
+        loop.submit(Request([3], max_new_tokens=150, stop=(text[20:23],)), inbox := Inbox())
+        out = inbox.wait()
+        assert isinstance(out, Output)
+        time.sleep(0.05)
+        found.add((out.statistics.new_tokens, out.statistics.accepted, out.statistics.decode_steps))
+        assert out.statistics.new_tokens < len(inbox.tokens) + 4
+        loop.close(5)
+    assert len(found) == 1
+
+
 def test_failures_with_good_calls_between_them_are_forgiven():
     loop, session = make(slots=1)
     for _ in range(3):
@@ -315,7 +365,7 @@ def test_nobody_is_served_before_the_warm_up_and_it_counts_for_nothing():
     session.open = True
     session.gate.release()
     until(lambda: loop.state == "ready")
-    assert session.calls and loop.statistics.new_tokens == loop.steps == loop.timing.prefill_calls == 0
+    assert session.calls and loop.statistics.new_tokens == loop.steps == 0
     loop.close(5)
 
 

@@ -21,7 +21,7 @@ from dflash_trt.serve.harmony import Splitter
 from dflash_trt.serve.loop import EngineLoop
 from dflash_trt.serve.openai.answers import Answers
 from dflash_trt.serve.openai.app import make_app
-from dflash_trt.serve.openai.settings import Settings
+from dflash_trt.serve.openai.front import Settings
 from tests.runtime.toy import ToySession, continuation
 from tests.serve.live import until
 
@@ -49,7 +49,7 @@ class Server:
     def __init__(self, tokenizer: Tokenizer | None = None, *, settings: Settings = Settings("toy"), start: bool = True):
         self.session = Session(Limits(2, 200, 4, 16))
         self.loop = EngineLoop(Generator(self.session, tokenizer, vocab=256))
-        self.client = TestClient(make_app(self.loop, tokenizer, settings, None, self.loop.metrics))
+        self.client = TestClient(make_app(self.loop, tokenizer, settings, None))
         if start:
             self.loop.start()
             until(lambda: self.loop.state == "ready")
@@ -125,7 +125,7 @@ def test_a_limit_for_keys_needs_keys():
 def test_what_piled_up_for_a_slow_reader_comes_as_one_piece(toy):
     async def read() -> list[list[Any]]:
         answers = Answers(toy.loop, [Request([1, 2, 3], 100), Request([4], 50)])
-        answers.start()
+        answers.start(0.0)
         until(lambda: toy.loop.idle)  # without a turn for the event loop: nobody reads
         return [pieces async for pieces in answers.pieces()]
 
@@ -199,7 +199,7 @@ def speaker(engine, pair, tmp_path_factory) -> Iterator[tuple[TestClient, Genera
     loop = EngineLoop(Generator(open_session(open_engine(engine), threads=1), speaking))
     loop.start()
     until(lambda: loop.state == "ready")
-    with TestClient(make_app(loop, speaking, Settings("toy"), None, loop.metrics)) as client:
+    with TestClient(make_app(loop, speaking, Settings("toy"), None)) as client:
         yield client, Generator(open_session(open_engine(engine), threads=1), speaking)
     loop.close()
 

@@ -142,12 +142,12 @@ def test_logs_hold_no_text_of_requests(server):
 
 @pytest.fixture(scope="module")
 def guarded(engine, tmp_path_factory) -> Iterator[Server]:
-    """Two slots and nobody waits; keys, and narrow limits."""
+    """Two slots, and one may wait; keys, and narrow limits."""
     root = tmp_path_factory.mktemp("guarded")
     (root / "keys").write_text("# keys\n" + "\n".join(KEYS) + "\n")
     (root / "keys").chmod(0o600)
     limits = ["--max-concurrent-per-key", 2, "--max-n", 3, "--max-prompt-tokens", 50, "--max-body-bytes", 1000]
-    options = ["--threads", 1, "--batch", 2, "--max-waiting", 0, "--model-name", "org/tiny", "--socket", root / "s"]
+    options = ["--threads", 1, "--batch", 2, "--max-waiting", 1, "--model-name", "org/tiny", "--socket", root / "s"]
     with Server(engine, *options, *limits, "--api-keys", root / "keys", "--log-requests") as server:
         yield server
 
@@ -201,14 +201,14 @@ def test_a_key_and_the_queue_have_room_for_so_many(guarded):
     body = LONG | {"max_tokens": 1900}
     with contextlib.closing(Caller(guarded, body | {"n": 2}, key=KEYS[0])._socket):
         until(lambda: guarded.running() == 2)
-        for key, code in [(KEYS[0], "rate_limit_exceeded"), (KEYS[1], "queue_full")]:
-            response = Caller(guarded, body, key=key).response()
+        for key, n, code in [(KEYS[0], 1, "rate_limit_exceeded"), (KEYS[1], 2, "queue_full")]:
+            response = Caller(guarded, body | {"n": n}, key=key).response()
             error = json.load(response)["error"]
             assert (response.status, error["code"], error["type"]) == (429, code, "rate_limit_error")
             assert int(response.headers["Retry-After"]) >= 1
     until(lambda: guarded.running() == 0, 2)
-    with contextlib.closing(Caller(guarded, body | {"stream": True}, key=KEYS[1])._socket):
-        until(lambda: guarded.running() == 1)
+    with contextlib.closing(Caller(guarded, body | {"stream": True, "n": 2}, key=KEYS[1])._socket):
+        until(lambda: guarded.running() == 2)
         assert guarded.post(COMPLETION, body | {"n": 2}, **by(KEYS[0]))[1]["error"]["code"] == "queue_full"
         until(lambda: guarded.running() == 1, 2)  # there was a slot for one of both, and it is free again
     until(lambda: guarded.running() == 0, 2)

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.request import Output, Request
 from dflash_trt.runtime.statistics import Statistics
-from dflash_trt.serve.loop import EngineLoop
+from dflash_trt.serve.loop import STOPPED, EngineLoop, Stopped
 from dflash_trt.serve.openai.channel import Channel
-from dflash_trt.serve.openai.errors import Problem
 
 
 @dataclass
@@ -43,11 +42,11 @@ class Answers:
         self.tokens = 0  # that have been delivered
         self.statistics: list[Statistics] = []  # of answers that have ended
 
-    def start(self) -> None:
-        """All of them, or none: raises UserError or Refused."""
+    def start(self, arrived: float) -> None:
+        """All of them, or none: raises UserError or Refused. `arrived`: when the HTTP request came (perf_counter)."""
         try:
             for index, request in enumerate(self._requests):
-                self._running[index] = self._loop.submit(request, self._channel.sink(index))
+                self._running[index] = self._loop.submit(request, self._channel.sink(index), arrived=arrived)
         except Exception:
             self.stop()
             raise
@@ -59,7 +58,7 @@ class Answers:
         self._running.clear()
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:
-        """What came since the last time, one piece an answer, until all have ended. Raises DflashError, Problem."""
+        """What came since the last time, one piece an answer, until all have ended. Raises DflashError."""
         fault: Exception | None = None
         while self._running and not fault:
             pieces: dict[int, Piece] = {}
@@ -69,8 +68,7 @@ class Answers:
                     self._count(index, out)
                     continue
                 del self._running[index]  # if it was cancelled, then not by us: `stop` comes after the reading
-                stopped = Problem(503, "stopped", "the server gave the answer up — server — ask again")
-                fault = out if isinstance(out, DflashError) else stopped
+                fault = out if isinstance(out, DflashError) else Stopped(STOPPED)
                 break
             if pieces:
                 yield list(pieces.values())

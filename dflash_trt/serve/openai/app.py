@@ -14,29 +14,25 @@ from dflash_trt.errors import DflashError
 from dflash_trt.runtime.text import Tokenizer
 from dflash_trt.serve.keys import Keys
 from dflash_trt.serve.loop import EngineLoop
-from dflash_trt.serve.metrics import Metrics
 from dflash_trt.serve.openai.errors import Gone, Problem, as_problem
-from dflash_trt.serve.openai.front import Front
+from dflash_trt.serve.openai.front import Front, Settings
 from dflash_trt.serve.openai.gate import Gate
 from dflash_trt.serve.openai.routes import about, generating
 from dflash_trt.serve.openai.schema import ChatRequest, CompletionRequest
-from dflash_trt.serve.openai.settings import Settings
 
 _FAILED = ("engine_failed", "stopped")  # of requests that had been taken; the engine loop counts these
 
 
-def make_app(
-    loop: EngineLoop, tokenizer: Tokenizer | None, settings: Settings, keys: Keys | None, metrics: Metrics
-) -> FastAPI:
+def make_app(loop: EngineLoop, tokenizer: Tokenizer | None, settings: Settings, keys: Keys | None) -> FastAPI:
     """The OpenAI-compatible front of `loop`. Raises UserError for settings that make no sense."""
-    front = Front(loop, tokenizer, settings, Gate(keys, settings.max_concurrent_per_key), metrics)
+    front = Front(loop, tokenizer, settings, Gate(keys, settings.max_concurrent_per_key))
 
     async def refuse(http: Request, error: Exception) -> Response:
         if isinstance(error, Gone):
             return Response()  # nobody hears it
         problem = as_problem(error)
         if problem.code not in _FAILED and http.url.path.startswith("/v1/"):
-            metrics.refuse(problem.code)
+            loop.metrics.refuse(problem.code)
         return problem.response
 
     app = FastAPI(

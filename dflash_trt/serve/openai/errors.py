@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 
 from dflash_trt.errors import DflashError, UserError
 from dflash_trt.runtime.request import PromptTooLong
-from dflash_trt.serve.loop import Broken, Draining, QueueFull, Refused, Starting
+from dflash_trt.serve.loop import Broken, Draining, QueueFull, Refused, Starting, Stopped
 
 _log = logging.getLogger("dflash_trt.serve")
 
@@ -30,6 +30,7 @@ _CODES: dict[type[Refused], tuple[int, str]] = {
     QueueFull: (429, "queue_full"),
     Draining: (503, "draining"),
     Starting: (503, "starting"),
+    Stopped: (503, "stopped"),
     Broken: (500, "engine_broken"),
 }
 

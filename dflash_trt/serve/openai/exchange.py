@@ -23,10 +23,12 @@ from dflash_trt.serve.openai.stream import DONE, EventStream, event, render, whi
 _log = logging.getLogger("dflash_trt.serve")
 
 
-async def answer(front: Front, http: HttpRequest, key: str, prepare: Prepare) -> Response:
+async def respond(front: Front, http: HttpRequest, key: str, prepare: Prepare) -> Response:
     """The response to a request of the caller with that key. Raises Problem, DflashError or Gone."""
+    arrived = time.perf_counter()
+    front.loop.check_open()
     body = await receive(http, front.settings.max_body_bytes)
-    exchange = Exchange(front, await asyncio.to_thread(prepare, front, body), key)
+    exchange = Exchange(front, await asyncio.to_thread(prepare, front, body), key, arrived)
     headers = {"X-Request-Id": exchange.asked.id}
     if exchange.asked.stream:
         return EventStream(exchange.events(), exchange.close, headers)
@@ -40,8 +42,8 @@ async def answer(front: Front, http: HttpRequest, key: str, prepare: Prepare) ->
 class Exchange:
     """A request whose answers are under way from the beginning; `close` ends them, if they have not ended."""
 
-    def __init__(self, front: Front, asked: Prepared, key: str):
-        """Raises Problem or DflashError if the request is not taken; nothing is left of it then."""
+    def __init__(self, front: Front, asked: Prepared, key: str, arrived: float):
+        """`arrived`: perf_counter. Raises Problem or DflashError if it is not taken; nothing is left of it then."""
         self.asked = asked
         self._front, self._key, self._began, self._created = front, key, time.monotonic(), int(time.time())
         self._answers = Answers(front.loop, asked.requests)
@@ -50,7 +52,7 @@ class Exchange:
         front.gate.enter(key, len(asked.requests))
         try:
             with concerning(asked.param):
-                self._answers.start()
+                self._answers.start(arrived)
         except Exception:
             front.gate.leave(key, len(asked.requests))
             raise
@@ -126,7 +128,8 @@ class Exchange:
         if self.asked.return_token_ids:
             choice["token_ids"] = token_ids
             if first is not None:
-                choice["prompt_token_ids"] = list(self.asked.requests[first].prompt)
+                each = len(self.asked.requests) // len(self.asked.prompts)
+                choice["prompt_token_ids"] = self.asked.prompts[first // each]
         return choice
 
     def _usage(self) -> Usage:

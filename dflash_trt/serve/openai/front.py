@@ -1,4 +1,4 @@
-"""What all routes of a server share."""
+"""What all routes of a server share: the engine, and what whoever starts the server decides."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ from dataclasses import dataclass
 
 from dflash_trt.runtime.text import Tokenizer
 from dflash_trt.serve.loop import EngineLoop
-from dflash_trt.serve.metrics import Metrics
 from dflash_trt.serve.openai.gate import Gate
-from dflash_trt.serve.openai.settings import Settings
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The served name, and the limits of a request."""
+
+    model: str
+    max_body_bytes: int = 1 << 20
+    max_prompt_tokens: int | None = None  # None: what the engine holds
+    max_n: int = 8  # answers to one prompt
+    max_concurrent_per_key: int | None = None  # answers that one API key may wait for at once; None: any number
+    log_requests: bool = False  # prompts and answers, too
 
 
 @dataclass(frozen=True)
@@ -19,4 +29,3 @@ class Front:
     tokenizer: Tokenizer | None
     settings: Settings
     gate: Gate
-    metrics: Metrics

@@ -29,7 +29,7 @@ class Gate:
 
     async def __call__(self, request: Request) -> str:
         """Raises Problem."""
-        if self._keys is None or _is_local(request):
+        if self._keys is None or _came_by_unix_socket(request):
             return ""
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         name = self._keys.name(key.strip().encode("latin-1")) if scheme.lower() == "bearer" else None
@@ -56,7 +56,7 @@ class Gate:
             self._running[name] -= count
 
 
-def _is_local(request: Request) -> bool:
+def _came_by_unix_socket(request: Request) -> bool:
     """Did it come by a Unix socket? The server's side says so: a TCP peer that has left has no address, either."""
     server = request.scope.get("server")
     return server is not None and server[1] is None and request.client is None

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from dflash_trt.runtime.request import PromptTooLong, Request, Sampling
 from dflash_trt.runtime.text import Tokenizer
 from dflash_trt.serve.openai.body import read
@@ -54,7 +56,8 @@ def prepare_chat(front: Front, body: bytes) -> Prepared:
     except Exception as error:
         if not variables:
             raise
-        message = f"the chat template fails with these variables: {type(error).__name__} — chat_template_kwargs — check"
+        what, names = f"the chat template fails with them: {type(error).__name__}", ", ".join(sorted(variables))
+        message = f"{what} — {names} — leave them out, or give what the model's template expects"
         raise Problem(400, "invalid_value", message, param="chat_template_kwargs") from None
     max_tokens = asked.max_completion_tokens or asked.max_tokens
     return _prepare(front, asked, "messages", [prompt], ChatForm(harmony=tokenizer.harmony), max_tokens, None)
@@ -121,10 +124,11 @@ def _prepare(
     for prompt in prompts:
         with concerning(param):
             left = _room(front, prompt, param)
+        ids = np.array(prompt, np.int64)  # here and once: the rest happens between the steps of other requests
         length = max_tokens or (min(default, left) if default else left)
         requests += [
             Request(
-                prompt,
+                ids,
                 length,
                 _sampling(asked, number),
                 stop_token_ids=tuple(asked.stop_token_ids or ()),

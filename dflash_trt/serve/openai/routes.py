@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from dflash_trt.serve.metrics import CONTENT_TYPE
 from dflash_trt.serve.openai.errors import Problem, documented
-from dflash_trt.serve.openai.exchange import answer
+from dflash_trt.serve.openai.exchange import respond
 from dflash_trt.serve.openai.front import Front
 from dflash_trt.serve.openai.prepare import prepare_chat, prepare_completion
 from dflash_trt.serve.openai.replies import ChatCompletion, Completion, Health, Model, ModelList
@@ -17,7 +17,7 @@ _AFTER = "5"  # seconds after which to ask for a server's health again
 
 
 def generating(front: Front) -> APIRouter:
-    """What the engine answers. Bodies are read by `exchange.answer`, so that limits hold while they arrive."""
+    """What the engine answers. Bodies are read by `exchange.respond`, so that limits hold while they arrive."""
     router = APIRouter(dependencies=front.gate.documented)
     errors = documented(400, 401, 404, 413, 429, 500, 503)
 
@@ -30,7 +30,7 @@ def generating(front: Front) -> APIRouter:
         openapi_extra=_body("ChatRequest"),
     )
     async def chat(http: Request, key: str = Depends(front.gate)) -> Response:
-        return await answer(front, http, key, prepare_chat)
+        return await respond(front, http, key, prepare_chat)
 
     @router.post(
         "/v1/completions",
@@ -41,7 +41,7 @@ def generating(front: Front) -> APIRouter:
         openapi_extra=_body("CompletionRequest"),
     )
     async def completions(http: Request, key: str = Depends(front.gate)) -> Response:
-        return await answer(front, http, key, prepare_completion)
+        return await respond(front, http, key, prepare_completion)
 
     return router
 
@@ -100,7 +100,7 @@ def about(front: Front) -> APIRouter:
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
     async def metrics() -> Response:
-        return Response(front.metrics.text(), media_type=CONTENT_TYPE)
+        return Response(front.loop.metrics.text(), media_type=CONTENT_TYPE)
 
     return router
 

@@ -20,7 +20,6 @@ _NO_LOGPROBS = "leave it out: the engine's step returns tokens, not probabilitie
 _NO_TOOLS = "leave it out, and say in a message what the answer should look like"
 _NO_PENALTY = "leave it out, and use temperature, top_p or top_k"
 _ONLY_TEXT = "send and expect text alone"
-_Plain = Literal["low", "medium", "high"]
 
 
 class TextPart(Known):
