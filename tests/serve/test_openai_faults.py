@@ -210,7 +210,7 @@ def test_a_key_and_the_queue_have_room_for_so_many(guarded):
     with contextlib.closing(Caller(guarded, body | {"stream": True, "n": 2}, key=KEYS[1])._socket):
         until(lambda: guarded.running() == 2)
         assert guarded.post(COMPLETION, body | {"n": 2}, **by(KEYS[0]))[1]["error"]["code"] == "queue_full"
-        until(lambda: guarded.running() == 1, 2)  # there was a slot for one of both, and it is free again
+        until(lambda: guarded.running() == 2, 2)  # there was a slot for one of both, and it is free again
     until(lambda: guarded.running() == 0, 2)
     assert guarded.post(COMPLETION, body | {"n": 2, "max_tokens": 3}, **by(KEYS[0]))[0] == 200, "its share is whole"
 

@@ -1,0 +1,159 @@
+"""The engine's process: started, watched and started again. Or one that somebody else runs, known by its socket."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from .settings import Settings
+from .unix_http import fetch
+
+LIBRARY_PATH = "DFLASH_TRT_LD_LIBRARY_PATH"  # what LD_LIBRARY_PATH was before start.py put Triton's own libraries there
+FOLDER = "DFLASH_TRT_FOLDER"  # a folder that start.py removes in the end
+_LAUNCHERS = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMIX_", "PMI_", "PRTE_")  # variables of a job around tritonserver
+_PATIENCE = 60.0  # seconds for somebody else's server to appear
+_LONGEST_WAIT = 60.0  # seconds between two attempts to start
+_STEADY = 60.0  # seconds; an engine that ran so long failed anew, it does not keep failing
+
+
+class EngineFailed(Exception):
+    """The engine did not start. The message is its own where it left one."""
+
+
+class Engine:
+    """The public methods may be called from any thread. `log` takes lines for the server's log."""
+
+    def __init__(self, settings: Settings, log: Callable[[str], None]):
+        self._settings = settings
+        self._log = log
+        parent = os.environ.get(FOLDER)
+        self._folder = "" if settings.socket else tempfile.mkdtemp(prefix="dflash-", dir=parent)  # mode 0700
+        self.socket = settings.socket or f"{self._folder}/engine.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._words: collections.deque[str] = collections.deque(maxlen=20)
+        self._stopping = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="keep the engine", daemon=True)
+
+    @property
+    def trouble(self) -> str:
+        """What to tell a caller while nobody answers at the socket, or has just stopped to."""
+        if self._stopping.is_set():
+            return "the server is shutting down — send the request elsewhere"
+        if self._settings.socket:
+            serve = shlex.join(["dflash-trt", "serve", self._settings.engine, "--socket", self.socket])
+            return f"no engine answers — {self.socket} — start one: {serve}"
+        return f"the engine has ended and is being started again — {self._settings.engine} — send it again soon"
+
+    def start(self) -> None:
+        """Return when the engine is ready. Raises EngineFailed if it refuses to be."""
+        if self._settings.socket:
+            self._attach()
+            return
+        try:
+            self._launch()
+        except EngineFailed:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        self._keeper.start()
+
+    def stop(self) -> None:
+        """Let running requests end, within the grace, then end the engine."""
+        self._stopping.set()
+        if self._settings.socket:
+            return
+        if self._process:
+            self._end(self._process)
+        if self._keeper.is_alive():
+            self._keeper.join(5)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _attach(self) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while fetch(self.socket, "/health") is None:
+            if time.monotonic() > deadline or self._stopping.wait(0.2):
+                raise EngineFailed(self.trouble)
+
+    def _launch(self) -> None:
+        words = self._settings.serve(self.socket, os.getpid())
+        self._log(f"starting {shlex.join(words)}")
+        self._words.clear()
+        try:
+            # Its own session: Ctrl-C at a terminal reaches tritonserver alone, which ends the engine in its turn.
+            self._process = process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=_environment(os.environ),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise EngineFailed(f"{error.strerror} — {error.filename} — install it, or set DFLASH_TRT_COMMAND") from None
+        reader = threading.Thread(target=self._pass_on, args=(process,), name="the engine's log", daemon=True)
+        reader.start()
+        while fetch(self.socket, "/health") is None:
+            if process.poll() is not None:
+                reader.join(2)
+                raise EngineFailed(self._last_words(process.returncode))
+            if self._stopping.wait(0.05):
+                raise EngineFailed(self.trouble)
+
+    def _pass_on(self, process: subprocess.Popen[bytes]) -> None:
+        for line in process.stdout or ():
+            text = line.decode(errors="replace").rstrip()
+            self._words.append(text)
+            self._log(text)
+
+    def _keep(self) -> None:
+        """Start the engine again whenever it ends, after 1, 2, 4 … seconds."""
+        wait, began = 1.0, time.monotonic()
+        while not self._stopping.is_set():
+            assert self._process
+            code = self._process.wait()
+            if self._stopping.is_set():
+                return
+            if time.monotonic() - began > _STEADY:
+                wait = 1.0
+            self._log(f"{self._last_words(code)}; starting it again in {wait:g} s")
+            if self._stopping.wait(wait):
+                return
+            wait, began = min(2 * wait, _LONGEST_WAIT), time.monotonic()
+            with contextlib.suppress(EngineFailed):  # ended: the next round says so
+                self._launch()
+
+    def _last_words(self, code: int) -> str:
+        """Its own error, if it said one."""
+        errors = [line.removeprefix("error: ") for line in self._words if line.startswith("error: ")]
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return errors[-1] if errors else f"the engine ended with {how} — {self._settings.engine} — see the log above"
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """SIGUSR1 means: drain. Unlike SIGTERM, mpirun passes it on and leaves its ranks the time."""
+        for number, patience in ((signal.SIGUSR1, self._settings.grace + 5), (signal.SIGTERM, 5.0)):
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(patience)
+                return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _environment(around: Mapping[str, str]) -> dict[str, str]:
+    """Without the libraries that are Triton's, and without traces of a job: the engine is one of its own."""
+    found = {name: value for name, value in around.items() if not name.startswith(_LAUNCHERS)}
+    if LIBRARY_PATH in found:
+        found["LD_LIBRARY_PATH"] = found.pop(LIBRARY_PATH)
+        if not found["LD_LIBRARY_PATH"]:
+            del found["LD_LIBRARY_PATH"]
+    return found

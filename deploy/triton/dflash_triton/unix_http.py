@@ -1,0 +1,123 @@
+"""Speaks to `dflash-trt serve` over its Unix socket."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+class Refused(Exception):
+    """The server answered with an error. The message is its own."""
+
+    def __init__(self, status: int, message: str):
+        super().__init__(message)
+        self.status = status
+
+
+class Lost(Exception):
+    """There is nobody at the socket, or no more: the answer has no end."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What came at once; the last part of an answer has a reason and the server's `usage`."""
+
+    text: str
+    token_ids: list[int]
+    prompt_tokens: int
+    finish_reason: str | None = None
+    usage: dict[str, Any] | None = None
+
+
+class Connection(http.client.HTTPConnection):
+    """One request each."""
+
+    def __init__(self, path: str, timeout: float | None = None):
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+        self._raw: socket.socket | None = None
+        self._cut = False
+
+    def connect(self) -> None:
+        self.sock = self._raw = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+        if self._cut:
+            self.cut()
+
+    def cut(self) -> None:
+        """End it from another thread: the server sees that the caller has gone, and whoever reads here gets Lost."""
+        self._cut = True
+        if self._raw:
+            with contextlib.suppress(OSError):
+                self._raw.shutdown(socket.SHUT_RDWR)
+
+
+def answer(connection: Connection, body: dict[str, Any]) -> Iterator[Part]:
+    """The parts of the answer to POST /v1/completions, as they come. Raises Refused or Lost."""
+    try:
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(body, allow_nan=False), headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise Refused(response.status, _message(response.read()))
+        yield from _parts(response)
+    except (OSError, http.client.HTTPException) as error:
+        raise Lost(f"{type(error).__name__}: {error}") from None
+    finally:
+        connection.close()
+
+
+def fetch(path: str, url: str, timeout: float = 2.0) -> bytes | None:
+    """The body of GET `url`; None if there is no server or it does not answer 200 in time."""
+    connection = Connection(path, timeout)
+    try:
+        connection.request("GET", url)
+        response = connection.getresponse()
+        body = response.read()
+        return body if response.status == 200 else None
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def _parts(response: http.client.HTTPResponse) -> Iterator[Part]:
+    """The end of an answer says its reason, then its usage; both go into one part."""
+    prompt_tokens, last = 0, None
+    for event in _events(response):
+        if "error" in event:
+            raise Refused(500, event["error"]["message"])
+        for choice in event["choices"]:
+            if choice.get("prompt_token_ids") is not None:
+                prompt_tokens = len(choice["prompt_token_ids"])
+            part = Part(choice["text"], choice.get("token_ids") or [], prompt_tokens, choice["finish_reason"])
+            if part.finish_reason:
+                last = part
+            elif part.text or part.token_ids:
+                yield part
+        if last and event.get("usage"):
+            usage = event["usage"]
+            yield Part(last.text, last.token_ids, usage["prompt_tokens"], last.finish_reason, usage)
+            response.read()  # the end of the stream, so that the server does not think the caller has left early
+            return
+    raise Lost("the answer has no end")
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    """The events of a text/event-stream."""
+    for line in response:
+        if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
+            yield json.loads(line[5:])
+
+
+def _message(body: bytes) -> str:
+    try:
+        return json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace")

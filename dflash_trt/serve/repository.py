@@ -1,0 +1,140 @@
+"""A Triton model repository of an engine directory: what `deploy triton` writes.
+
+    REPO/start.py                      starts tritonserver on it; Triton itself looks at folders alone
+    REPO/NAME/config.pbtxt             tensors, and how to run the engine
+    REPO/NAME/1/model.py               speaks to `dflash-trt serve`
+    REPO/NAME/1/dflash_triton/         what model.py is made of
+
+The engine stays where it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import secrets
+import shlex
+import shutil
+import string
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import dflash_trt
+from dflash_trt.engine.directory import reported, staged
+from dflash_trt.engine.manifest import read_manifest
+from dflash_trt.errors import UserError
+
+VERSION = "1"  # of the model, to Triton
+START = "start.py"
+CONFIG = "config.pbtxt"
+MODEL = "model.py"
+PACKAGE = "dflash_triton"
+LONGEST_SOCKET = 107  # bytes of a Unix socket's path, by the kernel
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A model repository with one model."""
+
+    path: Path
+    name: str
+    engine: Path
+    ranks: int
+
+    @property
+    def start(self) -> Path:
+        return self.path / START
+
+
+def write_repository(
+    engine: Path,
+    output: Path,
+    *,
+    name: str,
+    socket: Path | None = None,
+    max_waiting: int = 256,
+    grace: float = 30,
+    arguments: Sequence[str] = (),
+    force: bool = False,
+) -> Repository:
+    """Write the model repository `output` for the engine directory `engine`.
+
+    With `socket` the model attaches to a server that somebody runs there; without, it starts one, with `arguments` for
+    `dflash-trt serve`. `force` replaces a repository that this wrote. Raises UserError for what cannot be served.
+    """
+    if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
+        raise UserError(f"{name!r} is no name of a model", where="--name", fix="use letters, digits, _, - and .")
+    if socket and len(bytes(socket.absolute())) > LONGEST_SOCKET:
+        raise UserError(f"the path is longer than {LONGEST_SOCKET} bytes", where=socket, fix="choose a shorter one")
+    if socket and arguments:
+        fix = "give the options to the server there"
+        raise UserError("options are for a server that the model starts", where="--socket", fix=fix)
+    manifest = read_manifest(engine)
+    parameters = {
+        "engine_directory": str(engine.resolve()),
+        "ranks": str(manifest.mapping.world),
+        "command": _command(),
+        "arguments": shlex.join(arguments),
+        "socket": str(socket.absolute()) if socket else "",
+        "grace": f"{grace:g}",
+        "max_waiting": str(max_waiting),
+    }
+    templates = _templates()
+    with _replaced(output, force), staged(output) as folder:
+        shutil.copyfile(templates / START, folder / START)
+        version = folder / name / VERSION
+        version.mkdir(parents=True)
+        config = string.Template((templates / CONFIG).read_text(encoding="utf-8"))
+        text = config.substitute(name=_quoted(name), parameters=_as_pbtxt(parameters))
+        (folder / name / CONFIG).write_text(text, encoding="utf-8")
+        shutil.copyfile(templates / MODEL, version / MODEL)
+        shutil.copytree(templates / PACKAGE, version / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+    return Repository(output.absolute(), name, engine.resolve(), manifest.mapping.world)
+
+
+def _templates() -> Path:
+    """In the package where it is installed, beside it in a clone."""
+    package = Path(dflash_trt.__file__).parent
+    return next(path / "deploy" / "triton" for path in (package, package.parent) if (path / "deploy").is_dir())
+
+
+def _command() -> str:
+    """The command that this is a run of."""
+    beside = Path(sys.executable).with_name("dflash-trt")
+    return str(beside) if beside.is_file() else shutil.which("dflash-trt") or "dflash-trt"
+
+
+def _as_pbtxt(parameters: dict[str, str]) -> str:
+    return "\n".join(
+        f"parameters {{ key: {_quoted(key)}, value: {{ string_value: {_quoted(value)} }} }}"
+        for key, value in parameters.items()
+    )
+
+
+def _quoted(text: str) -> str:
+    """As a string of protobuf's text format, which knows the escapes of JSON that can occur."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+@contextlib.contextmanager
+def _replaced(output: Path, force: bool) -> Iterator[None]:
+    """Put an older repository aside, and back if the new one does not come to be."""
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        yield
+        return
+    if output.is_symlink() or not (output / START).is_file() or not list(output.glob(f"*/{VERSION}/{PACKAGE}")):
+        raise UserError("exists and is not a model repository of ours", where=output, fix="choose another --output")
+    if not force:
+        raise UserError("model repository exists", where=output, fix="pass --force to replace it")
+    former = output.absolute().with_name(f".{output.name}.replaced-{secrets.token_hex(4)}")
+    with reported(output):
+        output.rename(former)
+    try:
+        yield
+    except BaseException:
+        former.rename(output)
+        raise
+    shutil.rmtree(former, ignore_errors=True)

@@ -1,0 +1,347 @@
+"""Triton Inference Server, a real one, serves engines: its own, one of two ranks, and one that somebody else runs.
+
+The server is the wheel's, in an environment of its own: `make test` sets up .venv-triton; DFLASH_TRT_TRITON_PYTHON is
+another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_trt.engine import convert
+from dflash_trt.runtime import Generator, Request
+from dflash_trt.serve.repository import write_repository
+from tests.runtime.mpi import CLI, ENVIRONMENT, ROOT
+from tests.serve.live import Server, until
+
+PYTHON = Path(os.environ.get("DFLASH_TRT_TRITON_PYTHON") or ROOT / ".venv-triton" / "bin" / "python")
+CLIENT = Path(__file__).parent / "programs" / "ask_triton.py"
+LONG = 1990  # tokens; the engines hold 2,048
+CLIENTS = 64
+
+
+class Triton:
+    """A tritonserver on free ports; ready once entered."""
+
+    def __init__(self, start: Path, *further: object, log: Path):
+        assert PYTHON.is_file(), f"there is no {PYTHON}: make .venv-triton/.ready, or set DFLASH_TRT_TRITON_PYTHON"
+        self.http, self.grpc, self.metrics_port = free_ports(3)
+        ports = ["--http-port", self.http, "--grpc-port", self.grpc, "--metrics-port", self.metrics_port]
+        self.log = log
+        self.process = subprocess.Popen(
+            list(map(str, [PYTHON, start, *ports, *further])),
+            stdin=subprocess.DEVNULL,
+            stdout=log.open("w"),
+            stderr=subprocess.STDOUT,
+            env=os.environ | ENVIRONMENT | {"DFLASH_TRT_COMMAND": shlex.join(CLI)},
+        )
+
+    def wait(self) -> None:
+        def ready() -> bool:
+            assert self.process.poll() is None, self.log.read_text()
+            with contextlib.suppress(OSError):
+                return urllib.request.urlopen(f"http://127.0.0.1:{self.http}/v2/health/ready", timeout=5).status == 200
+            return False
+
+        until(ready, 60)
+
+    def generate(self, model: str = "dflash", **question: Any) -> dict[str, Any]:
+        """As JSON has it; of an error {"error": …}."""
+        request = urllib.request.Request(self._url(model, "generate"), json.dumps(question).encode())
+        try:
+            return json.load(urllib.request.urlopen(request, timeout=60))
+        except urllib.error.HTTPError as error:
+            return json.load(error)
+
+    @contextlib.contextmanager
+    def stream(self, model: str = "dflash", **question: Any) -> Iterator[Iterator[dict[str, Any]]]:
+        """The events of generate_stream; the connection is closed at the end."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.http, timeout=60)
+        connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps(question | {"stream": True}))
+        response = connection.getresponse()
+        try:
+            yield (json.loads(line[5:]) for line in response if line.startswith(b"data:"))
+        finally:
+            response.close()
+            connection.close()
+
+    def clients(self, *questions: dict[str, Any], model: str = "dflash") -> list[dict[str, Any]]:
+        """A gRPC client a question, all at once; what `programs/ask_triton.py` says."""
+        words = [str(PYTHON), str(CLIENT), str(self.grpc), model]
+        done = subprocess.run(words, input=json.dumps(questions), capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def metric(self, name: str, **labels: str) -> float:
+        text = urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10).read().decode()
+        wanted = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
+        found = re.search(rf"^{name}{{{wanted}}} (\S+)$", text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    def cancelled(self) -> float:
+        return self.metric("dflash_requests_total", finish_reason="cancelled", model="dflash")
+
+    def running(self) -> float:
+        return self.metric("dflash_kv_slots_used", model="dflash")
+
+    def _url(self, model: str, verb: str) -> str:
+        return f"http://127.0.0.1:{self.http}/v2/models/{model}/{verb}"
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+@pytest.fixture(scope="module")
+def outside(engine, tmp_path_factory) -> Iterator[Server]:
+    """A server that Triton does not start."""
+    path = tmp_path_factory.mktemp("socket") / "s"
+    with Server(engine, "--threads", 1, "--no-http", "--socket", path) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def triton(engine, pair, outside, tmp_path_factory) -> Iterator[Triton]:
+    """One server with three models, as starting takes its time."""
+    root = tmp_path_factory.mktemp("triton")
+    two = convert(*pair, root / "two-ranks", max_batch=4, max_seq_len=2048, tp=2).path
+    one_thread = ["--threads", "1"]
+    main = write_repository(engine, root / "main", name="dflash", grace=20, arguments=one_thread)
+    others = [
+        write_repository(two, root / "other", name="two", max_waiting=2, grace=20, arguments=one_thread).path,
+        write_repository(engine, root / "attached", name="attached", socket=Path(outside.socket)).path,
+    ]
+    words = [f"--model-repository={path}" for path in others]
+    server = Triton(main.start, "--", *words, log=root / "log")
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.process.terminate()
+        try:
+            server.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            server.process.kill()
+
+
+def texts_of(generator: Generator, requests: list[Request]) -> list[str]:
+    texts = dict.fromkeys((request.id for request in requests), "")
+    for out in generator.generate(requests):
+        texts[out.request_id] += out.text
+    return list(texts.values())
+
+
+def joined(responses: list[dict[str, Any]]) -> str:
+    return "".join(response["text_output"][0] for response in responses)
+
+
+def test_64_streaming_clients_get_the_texts_of_the_generator_each_its_own(triton, generator):
+    rng = np.random.default_rng(0)
+    prompts = ["".join(rng.choice(list("abcdefgh "), rng.integers(1, 60))) for _ in range(CLIENTS)]
+    lengths = rng.integers(1, 50, CLIENTS).tolist()
+    pairs = list(zip(prompts, lengths, strict=True))
+    requests = [Request(prompt, length, stop=("bbab",) if length % 2 else ()) for prompt, length in pairs]
+    questions: list[dict[str, Any]] = []
+    for number, (prompt, length) in enumerate(pairs):
+        given: dict[str, Any] = {"text_input": prompt} if number % 3 else {"input_ids": list(prompt.encode())}
+        given |= {"stop_words": ["bbab"]} if length % 2 else {}
+        questions.append(given | {"max_tokens": length, "stream": True})
+    answers = triton.clients(*questions)
+    assert [answer["error"] for answer in answers] == [None] * CLIENTS
+    assert [joined(answer["responses"]) for answer in answers] == texts_of(generator, requests)
+    for answer, prompt, length in zip(answers, prompts, lengths, strict=True):
+        *before, last = answer["responses"]
+        assert all(response.keys() == {"text_output", "output_ids"} for response in before)
+        statistics = json.loads(last["statistics"][0])
+        assert statistics["prompt_tokens"] == len(prompt)
+        ids = [token for response in answer["responses"] for token in response["output_ids"]]
+        assert statistics["new_tokens"] == len(ids) <= length
+        assert last["finish_reason"] == ["length"] or (length % 2 and last["finish_reason"] == ["stop"])
+    assert max(len(answer["responses"]) for answer in answers) > 10, "they come in pieces"
+
+
+def test_generate_and_generate_stream_say_the_same(triton, generator):
+    (text,) = texts_of(generator, [Request("wort", 30)])
+    whole = triton.generate(text_input="wort", max_tokens=30)
+    assert whole["text_output"] == text and whole["finish_reason"] == "length"
+    assert bytes(whole["output_ids"]).decode() == text
+    with triton.stream(text_input="wort", max_tokens=30) as events:
+        pieces = list(events)
+    assert "".join(piece["text_output"] for piece in pieces) == text and len(pieces) > 2
+    assert json.loads(pieces[-1]["statistics"]).keys() == json.loads(whole["statistics"]).keys()
+
+
+def test_parameters_come_as_tensors_as_sampling_parameters_or_beside_them(triton):
+    given = {"max_tokens": 20, "temperature": 0.8, "seed": 7}
+    ways = [
+        given,
+        {"parameters": given},
+        {"sampling_parameters": json.dumps(given)},
+        {"sampling_parameters": json.dumps({key: str(value) for key, value in given.items()})},
+        {"max_tokens": 20, "temperature": 0.8, "random_seed": 7},
+    ]
+    answers = {triton.generate(text_input="a", **way)["text_output"] for way in ways}
+    assert len(answers) == 1
+    assert triton.generate(text_input="a", max_tokens=20)["text_output"] not in answers, "those were drawn"
+
+
+def test_the_prompt_and_the_counts_come_with_the_answer_if_asked_for(triton):
+    plain = triton.generate(text_input="abc", max_tokens=5)
+    more = {"exclude_input_in_output": False, "return_num_input_tokens": True, "return_num_output_tokens": True}
+    full = triton.generate(text_input="abc", max_tokens=5, **more)
+    assert full["text_output"] == "abc" + plain["text_output"]
+    assert (full["num_input_tokens"], full["num_output_tokens"]) == (3, 5)
+    assert "num_input_tokens" not in plain
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        ({"text_input": ""}, "the prompt has no tokens — "),
+        ({"text_input": "a" * 3000}, "the prompt has 3000 tokens"),
+        ({"input_ids": [1, 2, 999]}, "token id 999 is outside the vocabulary of 256"),
+        ({"text_input": "a", "input_ids": [1, 2]}, "there must be one prompt — request — "),
+        ({"text_input": "a", "max_tokens": 0}, "max_tokens"),
+        ({"text_input": "a", "top_p": 2.0}, "top_p"),
+        ({"text_input": "a", "max_token": 5}, "there is no parameter 'max_token' — parameters: max_token — known are "),
+        ({"text_input": "a", "sampling_parameters": '{"beams": 2}'}, "there is no parameter 'beams'"),
+        ({"text_input": "a", "sampling_parameters": "{"}, "not JSON"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_refusal_says_what_is_wrong_and_others_go_on(triton, question, words):
+    assert words in triton.generate(**question)["error"]
+    with triton.stream(**question) as events:
+        assert words in next(events)["error"]
+    assert triton.generate(text_input="a", max_tokens=3)["output_ids"]
+
+
+def test_grpc_clients_get_the_text_of_an_error(triton):
+    answers = triton.clients(
+        {"text_input": ""}, {"text_input": "ä", "max_tokens": 2}, {"text_input": "a", "top_k": 5000}
+    )
+    assert [answer["error"] is None for answer in answers] == [False, True, False]
+    assert "the prompt has no tokens — prompt — give at least one token" in answers[0]["error"]
+
+
+def test_who_leaves_early_frees_the_slot(triton):
+    before = triton.cancelled()
+    questions = [{"text_input": "a", "max_tokens": LONG, "stream": True, "cancel_after": 2 * n} for n in (1, 2, 3)]
+    triton.clients(*questions)
+    with triton.stream(text_input="b", max_tokens=LONG) as events:
+        next(events)
+    until(lambda: triton.cancelled() == before + len(questions) + 1 and not triton.running())
+
+
+def test_a_full_queue_refuses_what_does_not_fit(triton):
+    questions = [{"text_input": "a", "max_tokens": LONG, "stream": True, "cancel_after": 200}] * 12
+    full = [answer["error"] for answer in triton.clients(*questions, model="two") if answer["error"]]
+    assert 0 < len(full) <= 6, "4 slots, and 2 may wait"
+    assert all("2 requests wait already" in error for error in full)
+
+
+def test_metrics_of_triton_and_of_the_engine_are_on_one_port(triton):
+    triton.generate(text_input="a", max_tokens=9)
+    length = {"finish_reason": "length", "model": "dflash"}
+    before = triton.metric("dflash_requests_total", **length)
+    triton.generate(text_input="a", max_tokens=9)
+    until(lambda: triton.metric("dflash_requests_total", **length) > before)
+    assert triton.metric("nv_inference_request_success", model="dflash", version="1") > 1
+    assert triton.metric("dflash_kv_slots", model="dflash") == triton.metric("dflash_kv_slots", model="two") == 4
+    assert 1 <= triton.metric("dflash_acceptance_length", model="dflash") <= 8
+    count = triton.metric("dflash_time_to_first_token_seconds_count", model="dflash")
+    assert triton.metric("dflash_time_to_first_token_seconds_bucket", le=r"\+Inf", model="dflash") == count > 0
+
+
+def test_the_model_attaches_to_a_server_and_finds_it_again(triton, engine, generator, outside):
+    question = {"model": "attached", "text_input": "ab", "max_tokens": 12}
+    (text,) = texts_of(generator, [Request("ab", 12)])
+    assert triton.generate(**question)["text_output"] == text
+    outside.process.kill()
+    outside.process.wait()
+    refusal = triton.generate(**question)["error"]
+    assert "no engine answers" in refusal and f"--socket {outside.socket}" in refusal
+    with Server(engine, "--threads", 1, "--no-http", "--socket", outside.socket):
+        assert triton.generate(**question)["text_output"] == text
+
+
+def test_a_killed_rank_fails_what_runs_and_the_engine_comes_back(triton, generator):
+    (text,) = texts_of(generator, [Request("ab", 12)])
+    question = {"model": "two", "text_input": "ab", "max_tokens": 12}
+    assert triton.generate(**question)["text_output"] == text
+    with triton.stream(**question | {"max_tokens": LONG}) as events:
+        next(events)
+        os.kill(rank_of("two-ranks", 1), signal.SIGKILL)
+        assert "error" in (last := list(events)[-1])
+    assert "rank 1" in last["error"] or "being started again" in last["error"]
+    until(lambda: "being started again" in triton.generate(**question).get("error", "being started again"), 5)
+    until(lambda: triton.generate(**question).get("text_output") == text, 30)
+    assert triton.generate(text_input="ab", max_tokens=12)["text_output"] == text, "the other model is as it was"
+
+
+def test_sigterm_lets_requests_end(triton, generator):
+    (text,) = texts_of(generator, [Request("ab", 400)])
+    with (
+        triton.stream(text_input="ab", max_tokens=400) as one,
+        triton.stream("two", text_input="ab", max_tokens=400) as two,
+    ):
+        begun = [next(one), next(two)]
+        triton.process.send_signal(signal.SIGTERM)
+        for first, rest in zip(begun, (one, two), strict=True):
+            assert first["text_output"] + "".join(event["text_output"] for event in rest) == text
+    assert triton.process.wait(timeout=30) == 0
+    assert "Traceback" not in triton.log.read_text()
+    until(lambda: not [pid for pid in Path("/proc").glob("[0-9]*") if "two-ranks" in command_of(pid)], 10)
+
+
+def test_an_engine_that_refuses_ends_the_server_with_its_own_words(engine, tmp_path):
+    moved = shutil.copytree(engine, tmp_path / "engine", symlinks=True)
+    made = write_repository(moved, tmp_path / "repository", name="dflash")
+    (moved / "tokenizer.json").unlink()
+    server = Triton(made.start, log=tmp_path / "log")
+    assert server.process.wait(timeout=60) == 1
+    assert f"the file has moved or is gone — {moved}/tokenizer.json" in server.log.read_text()
+
+
+def rank_of(engine: str, rank: int) -> int:
+    """The pid of a rank of that engine, among the processes of this machine."""
+    label = f"OMPI_COMM_WORLD_RANK={rank}".encode()
+    (found,) = [
+        int(pid.name)
+        for pid in Path("/proc").glob("[0-9]*")
+        if engine in command_of(pid) and label in environment_of(pid)
+    ]
+    return found
+
+
+def command_of(process: Path) -> str:
+    with contextlib.suppress(OSError):
+        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+def environment_of(process: Path) -> list[bytes]:
+    with contextlib.suppress(OSError):
+        return (process / "environ").read_bytes().split(b"\0")
+    return []

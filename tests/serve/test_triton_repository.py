@@ -1,0 +1,125 @@
+"""`dflash-trt deploy triton`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deploy.triton.dflash_triton.engine import Engine, EngineFailed
+from deploy.triton.dflash_triton.settings import Settings
+from dflash_trt.cli import app
+from dflash_trt.engine import convert
+from dflash_trt.errors import UserError
+from dflash_trt.launcher import mpirun
+from tests.runtime.mpi import CLI, ROOT
+
+
+def deploy(engine: Path, output: Path, *options: object) -> str:
+    """What it prints."""
+    done = CliRunner().invoke(app, ["deploy", "triton", str(engine), "-o", str(output), *map(str, options)])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def settings_of(config: Path, **environment: str) -> Settings:
+    """As the model reads them."""
+    found = re.findall(r'key: "(\w+)", value: { string_value: ("(?:[^"\\]|\\.)*") }', config.read_text())
+    return Settings.read({key: {"string_value": json.loads(value)} for key, value in found}, environment)
+
+
+def test_a_repository_holds_all_that_triton_needs_and_says_how_to_start_it(engine, tmp_path):
+    said = deploy(engine, tmp_path / "repository", "--name", "my-model.1")
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    own = {f"1/dflash_triton/{path.name}" for path in (ROOT / "deploy/triton/dflash_triton").glob("*.py")}
+    model = {f"my-model.1/{name}" for name in {"config.pbtxt", "1/model.py", *own}}
+    assert files == {f"repository/{name}" for name in {"start.py", *model}}
+    assert f"python {tmp_path}/repository/start.py" in said and "/v2/models/my-model.1/generate" in said
+    settings = settings_of(tmp_path / "repository/my-model.1/config.pbtxt")
+    assert settings == Settings(str(engine), 1, settings.command, (), "", 30.0, 256)
+    assert Path(settings.command[0]).name == "dflash-trt"
+
+
+def test_options_and_the_environment_reach_the_engine(pair, tmp_path):
+    two = convert(*pair, tmp_path / "with space", tp=2).path
+    options = ["--max-waiting", 7, "--grace", 1.5, "--json", "--", "--threads", 1, "--model-name", 'a "b" é']
+    made = json.loads(deploy(two, tmp_path / "repository", *options))
+    assert made["ranks"] == 2 and made["engine"] == str(two) and made["name"] == "dflash"
+    config = tmp_path / "repository/dflash/config.pbtxt"
+    settings = settings_of(config, DFLASH_TRT_COMMAND="/no/dflash-trt --x")
+    words = settings.serve("/socket", 12)
+    assert words[: words.index("/no/dflash-trt")] and set(words[: words.index("/no/dflash-trt")]) == set(
+        mpirun(2).split()
+    )
+    assert words[words.index("/no/dflash-trt") :] == [
+        *["/no/dflash-trt", "--x", "serve", str(two), "--socket", "/socket", "--no-http", "--parent", "12", "--json"],
+        *["--max-waiting", "7", "--grace", "1.5", "--threads", "1", "--model-name", 'a "b" é'],
+    ]
+    assert settings_of(config, DFLASH_TRT_ENGINE="/elsewhere").engine == "/elsewhere"
+
+
+def test_a_repository_is_replaced_only_if_told_to_and_only_if_it_is_one(engine, tmp_path):
+    deploy(engine, tmp_path / "repository", "--name", "first")
+    with pytest.raises(UserError, match=r"model repository exists — .* — pass --force"):
+        deploy(engine, tmp_path / "repository")
+    deploy(engine, tmp_path / "repository", "--force", "--socket", tmp_path / "s")
+    assert sorted(path.name for path in (tmp_path / "repository").iterdir()) == ["dflash", "start.py"]
+    assert settings_of(tmp_path / "repository/dflash/config.pbtxt").socket == str(tmp_path / "s")
+    assert [path.name for path in tmp_path.iterdir()] == ["repository"]
+    with pytest.raises(UserError, match="exists and is not a model repository of ours"):
+        deploy(engine, engine, "--force")
+    (tmp_path / "start.py").write_text("mine")
+    with pytest.raises(UserError, match="exists and is not a model repository of ours"):
+        deploy(engine, tmp_path, "--force")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--name", "a/b"], "'a/b' is no name of a model — --name"),
+        (["--name", ""], "'' is no name of a model"),
+        (["--socket", "/" + 107 * "s"], "the path is longer than 107 bytes"),
+        (["--socket", "/s", "--", "--threads", "1"], "options are for a server that the model starts"),
+    ],
+)
+def test_what_cannot_work_is_refused(engine, tmp_path, options, words):
+    with pytest.raises(UserError) as refusal:
+        deploy(engine, tmp_path / "repository", *options)
+    assert words in str(refusal.value)
+    with pytest.raises(UserError, match="not an engine directory"):
+        deploy(tmp_path, tmp_path / "repository")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_engine_that_does_not_start_says_why(tmp_path):
+    logged: list[str] = []
+    for command, words in {" ".join(CLI[:1]): "exit code", "/no/such": "No such file or directory — /no/such"}.items():
+        engine = Engine(Settings(str(tmp_path), 1, (command,), (), "", 1.0, 1), logged.append)
+        with pytest.raises(EngineFailed, match=words):
+            engine.start()
+        assert not Path(engine.socket).parent.exists()
+    engine = Engine(Settings(str(tmp_path), 1, tuple(CLI), (), "", 1.0, 1), logged.append)
+    with pytest.raises(EngineFailed, match=r"not an engine directory: it has no manifest\.json — "):
+        engine.start()
+    assert any(line.startswith("error: not an engine directory") for line in logged)
+
+
+def test_without_any_tritonserver_the_script_says_where_it_looked(engine, tmp_path):
+    deploy(engine, tmp_path / "repository")
+    start = [sys.executable, str(tmp_path / "repository/start.py")]
+    done = subprocess.run(start, capture_output=True, text=True, env=os.environ | {"PATH": "/usr/bin"})
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith(
+        "error: there is no tritonserver — PATH, /opt/tritonserver, the wheel nvidia-pytriton"
+    )
+    assert "45)" in subprocess.run([*start, "--help"], capture_output=True, text=True).stdout, (
+        "the grace and 15 seconds"
+    )
