@@ -29,7 +29,7 @@ COMMANDS = {  # in the order of a first session; each is the function of that na
     "bench": "Measure decoding with the drafter against decoding without it.",
     "plugins": "Compile the plugins' kernels for every SM, without a GPU, and show what they use.",
 }
-EXTRAS = {"serve": "serve"}  # what commands import that a plain installation may lack
+EXTRAS = {"serve": "serve", "deploy": "serve"}  # what commands import that a plain installation may lack
 RANKED = ("generate", "serve")  # may be run by mpirun
 INTERRUPTED = 128 + signal.SIGINT
 

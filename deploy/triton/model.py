@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,9 +83,10 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Running requests may end within the grace."""
+        deadline = time.monotonic() + self._settings.grace
         with self._idle:
             self._idle.wait_for(lambda: not self._calls, self._settings.grace)
-        self._engine.stop()
+        self._engine.stop(max(deadline - time.monotonic(), 0))
         self._ended.set()
         for thread in self._threads:
             thread.join(5)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import typer
 from rich.console import Console
+from typer.exceptions import TyperException
+
+from dflash_trt.commands.serve import serve
+from dflash_trt.errors import UserError
+from dflash_trt.serve.repository import write_repository
 
 
 def deploy(
@@ -27,8 +34,9 @@ def deploy(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Make a model repository that tritonserver serves, with a script that starts it."""
-    from dflash_trt.serve.repository import write_repository
-
+    if not math.isfinite(grace):
+        raise UserError(f"grace is {grace}", where="--grace", fix="give a number of seconds")
+    _check(options or ())
     made = write_repository(
         directory, output, name=name, socket=socket, max_waiting=max_waiting, grace=grace,
         arguments=options or (), force=force,
@@ -44,3 +52,14 @@ def deploy(
     console.print(f"  python {shlex.quote(str(made.start))}", markup=False)
     question = '{"text_input": "The capital of France is", "max_tokens": 16}'
     console.print(f"  curl -s localhost:8000/v2/models/{made.name}/generate -d '{question}'", markup=False)
+
+
+def _check(options: Sequence[str]) -> None:
+    """Raise UserError for what `dflash-trt serve` will not take: better now than when Triton starts it."""
+    single = typer.Typer(add_completion=False)
+    single.command("serve")(serve)
+    try:
+        typer.main.get_command(single).make_context("serve", ["ENGINE", *options])
+    except TyperException as error:
+        what, fix = error.format_message().rstrip("."), "dflash-trt serve --help lists what there is"
+        raise UserError(what, where="options behind --", fix=fix) from None

@@ -26,13 +26,14 @@ import dflash_trt
 from dflash_trt.engine.directory import reported, staged
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.errors import UserError
+from dflash_trt.serve.address import check_path
 
 VERSION = "1"  # of the model, to Triton
 START = "start.py"
 CONFIG = "config.pbtxt"
 MODEL = "model.py"
 PACKAGE = "dflash_triton"
-LONGEST_SOCKET = 107  # bytes of a Unix socket's path, by the kernel
+OWN = ("--socket", "--no-http", "--host", "--port", "--parent", "--json", "--max-waiting", "--grace")  # the model's
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,16 @@ def write_repository(
     With `socket` the model attaches to a server that somebody runs there; without, it starts one, with `arguments` for
     `dflash-trt serve`. `force` replaces a repository that this wrote. Raises UserError for what cannot be served.
     """
-    if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
+    if name == START or not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
         raise UserError(f"{name!r} is no name of a model", where="--name", fix="use letters, digits, _, - and .")
-    if socket and len(bytes(socket.absolute())) > LONGEST_SOCKET:
-        raise UserError(f"the path is longer than {LONGEST_SOCKET} bytes", where=socket, fix="choose a shorter one")
+    if socket:
+        check_path(socket.absolute())
     if socket and arguments:
         fix = "give the options to the server there"
         raise UserError("options are for a server that the model starts", where="--socket", fix=fix)
+    if taken := [word for word in arguments if word.partition("=")[0] in OWN]:
+        fix = "leave it out; --socket, --max-waiting and --grace go before the --"
+        raise UserError(f"{taken[0]} is the model's to choose", where="options behind --", fix=fix)
     manifest = read_manifest(engine)
     parameters = {
         "engine_directory": str(engine.resolve()),

@@ -295,7 +295,6 @@ def test_a_killed_rank_fails_what_runs_and_the_engine_comes_back(triton, generat
         os.kill(rank_of("two-ranks", 1), signal.SIGKILL)
         assert "error" in (last := list(events)[-1])
     assert "rank 1" in last["error"] or "being started again" in last["error"]
-    until(lambda: "being started again" in triton.generate(**question).get("error", "being started again"), 5)
     until(lambda: triton.generate(**question).get("text_output") == text, 30)
     assert triton.generate(text_input="ab", max_tokens=12)["text_output"] == text, "the other model is as it was"
 

@@ -57,6 +57,17 @@ def test_numbers_may_be_quoted_and_parameters_may_come_in_three_ways():
     assert body({"max_tokens": 5, "stop": ["x"]} | own) == body(max_tokens=5, stop="x")
 
 
+@pytest.mark.parametrize("seed", [0, 2**53 + 1, 2**64 - 1])
+def test_seeds_are_exact_in_whatever_way_they_come(seed):
+    ways = [
+        read_question({"text_input": tensor("é"), "seed": np.array([seed], np.uint64)}).body,
+        body(sampling_parameters=json.dumps({"seed": seed})),
+        body(sampling_parameters=json.dumps({"seed": str(seed)})),
+        body({"random_seed": seed}),
+    ]
+    assert [way["seed"] for way in ways] == [seed] * 4
+
+
 @pytest.mark.parametrize(
     ("inputs", "parameters", "words"),
     [
@@ -102,6 +113,6 @@ def test_whatever_the_values_are_they_are_refused_or_become_json(values, as_para
     try:
         found = body(values) if as_parameters else body(sampling_parameters=text)
     except BadRequest as error:
-        assert str(error).count(" — ") >= 1
+        assert str(error).count(" — ") >= 2
     else:
         json.dumps(found, allow_nan=False)

@@ -84,9 +84,13 @@ def test_a_repository_is_replaced_only_if_told_to_and_only_if_it_is_one(engine, 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (["--name", "start.py"], "'start.py' is no name of a model"),
+        (["--grace", "inf"], "grace is inf"),
+        (["--", "--socket=/x"], "--socket=/x is the model's to choose"),
+        (["--", "--frobnicate"], "No such option: --frobnicate — options behind --"),
         (["--name", "a/b"], "'a/b' is no name of a model — --name"),
         (["--name", ""], "'' is no name of a model"),
-        (["--socket", "/" + 107 * "s"], "the path is longer than 107 bytes"),
+        (["--socket", "/" + 107 * "s"], "the name has more than 107 bytes"),
         (["--socket", "/s", "--", "--threads", "1"], "options are for a server that the model starts"),
     ],
 )

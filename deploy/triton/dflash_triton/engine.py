@@ -22,6 +22,7 @@ FOLDER = "DFLASH_TRT_FOLDER"  # a folder that start.py removes in the end
 _LAUNCHERS = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMIX_", "PMI_", "PRTE_")  # variables of a job around tritonserver
 _PATIENCE = 60.0  # seconds for somebody else's server to appear
 _LONGEST_WAIT = 60.0  # seconds between two attempts to start
+_CLOSE = 3.0  # seconds an idle engine may take to end
 _STEADY = 60.0  # seconds; an engine that ran so long failed anew, it does not keep failing
 
 
@@ -65,15 +66,17 @@ class Engine:
             raise
         self._keeper.start()
 
-    def stop(self) -> None:
-        """Let running requests end, within the grace, then end the engine."""
+    def stop(self, patience: float) -> None:
+        """End the engine; requests that still run there have `patience` seconds."""
         self._stopping.set()
         if self._settings.socket:
             return
         if self._process:
-            self._end(self._process)
+            self._end(self._process, patience)
         if self._keeper.is_alive():
             self._keeper.join(5)
+        if self._process and self._process.poll() is None:  # one that was just being started
+            self._end(self._process, 0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _attach(self) -> None:
@@ -136,13 +139,14 @@ class Engine:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return errors[-1] if errors else f"the engine ended with {how} — {self._settings.engine} — see the log above"
 
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """SIGUSR1 means: drain. Unlike SIGTERM, mpirun passes it on and leaves its ranks the time."""
-        for number, patience in ((signal.SIGUSR1, self._settings.grace + 5), (signal.SIGTERM, 5.0)):
+    def _end(self, process: subprocess.Popen[bytes], patience: float) -> None:
+        """SIGUSR1 means: drain, and the second time: end at once. Unlike SIGTERM, mpirun passes it on."""
+        steps = ((signal.SIGUSR1, patience + _CLOSE), (signal.SIGUSR1, _CLOSE), (signal.SIGTERM, _CLOSE))
+        for number, wait in steps:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(patience)
+                process.wait(wait)
                 return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

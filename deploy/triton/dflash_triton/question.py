@@ -33,6 +33,9 @@ RESERVED = {
 }
 
 
+_EXAMPLE = 'give {"temperature": 0.7}, for example'
+
+
 class BadRequest(Exception):
     """What is wrong — where — what to do."""
 
@@ -103,16 +106,17 @@ def _values(name: str, tensor: np.ndarray) -> list[Any]:
     try:
         return [value.decode() if isinstance(value, bytes) else value for value in values]
     except UnicodeDecodeError as error:
-        raise BadRequest(f"not UTF-8: byte {error.object[error.start]:#04x} at {error.start} — {name}") from None
+        what = f"not UTF-8: byte {error.object[error.start]:#04x} at {error.start}"
+        raise BadRequest(f"{what} — {name} — send UTF-8") from None
 
 
 def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise BadRequest(f"not JSON: {error} — sampling_parameters") from None
+        raise BadRequest(f"not JSON: {error} — sampling_parameters — {_EXAMPLE}") from None
     if not isinstance(value, dict):
-        raise BadRequest('not a JSON object — sampling_parameters — give {"temperature": 0.7}, for example')
+        raise BadRequest(f"not a JSON object — sampling_parameters — {_EXAMPLE}")
     return value
 
 
@@ -124,10 +128,10 @@ def _convert(value: Any, kind: type, where: str) -> Any:
             return value
         if kind is bool and (value in (True, False) or str(value).lower() in spelled):
             return spelled.get(str(value).lower(), bool(value))
-        if kind in (int, float) and not isinstance(value, bool):
-            number = kind(value)
-            if math.isfinite(number) and number == float(value):
-                return number
+        if kind is int and not isinstance(value, bool) and (not isinstance(value, float) or value.is_integer()):
+            return int(value)
+        if kind is float and not isinstance(value, bool) and math.isfinite(number := float(value)):
+            return number
     except (TypeError, ValueError, OverflowError):
         pass
     wanted = {str: "text", bool: "true or false", int: "a whole number", float: "a finite number"}[kind]
