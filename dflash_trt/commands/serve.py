@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import logging
 import math
 import os
+import resource
 import signal
 import socket
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import typer
 
 from dflash_trt.errors import UserError
+from dflash_trt.launcher import find_place
 from dflash_trt.runtime.lockstep import follow, lead
 from dflash_trt.runtime.open import make_generator, open_engine_on, open_session
 from dflash_trt.runtime.world import find_world
@@ -55,6 +59,12 @@ def serve(
     """
     if not math.isfinite(grace):
         raise UserError(f"grace is {grace}", where="--grace", fix="give a number of seconds")
+    if not host:
+        raise UserError(
+            "the host is empty", where="--host", fix="give an address; 0.0.0.0 is every one of this machine"
+        )
+    _take_signals()
+    _raise_file_limit()
     with ExitStack() as stack:
         world = stack.enter_context(find_world())
         engine = open_engine_on(world, directory, "serve", no_draft=no_draft, batch=batch)
@@ -69,7 +79,7 @@ def serve(
         draft = engine.manifest.draft is not None and not no_draft
         session = open_session(engine, draft=draft, threads=threads, max_batch=batch, world=world)
         if world.rank:
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # rank 0 drains, and lets the others go
+            signal.signal(signal.SIGTERM, _end_late)
             follow(session, world)
             return
         generator = make_generator(engine, stack.enter_context(lead(session, world)), draft=draft)
@@ -85,6 +95,8 @@ def serve(
         )
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
         logging.getLogger("dflash_trt").setLevel(logging.INFO)
+        logging.getLogger("asyncio").setLevel(logging.ERROR)  # a line for each write to a client that has left
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what it says the answers say
         app = make_app(loop, generator.tokenizer, settings, keys)
         if not (no_http or keys or _is_local(host)):
             typer.echo(
@@ -125,5 +137,31 @@ def _addresses(sockets: list[socket.socket]) -> dict[str, str]:
 
 def _announce(model: str, where: dict[str, str], as_json: bool) -> None:
     record = {"model": model, **where, "pid": os.getpid()}
-    typer.echo(json.dumps(record) if as_json else f"serving {model} on {' and '.join(where.values())}")
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):  # nobody need listen to this
+        print(json.dumps(record) if as_json else f"serving {model} on {' and '.join(where.values())}", flush=True)
+
+
+def _take_signals() -> None:
+    """Until `server.serve` takes them over. With nothing to finish a drain is the end."""
+    place = find_place()
+    if place.size == 1:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, lambda *_: sys.exit(0))
+    elif place.rank:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # rank 0 drains, and lets the others go
+    else:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # it comes when the others can be let go
+
+
+def _end_late(number: int, _: object) -> None:
+    """Give rank 0 the time to see that it is told to end, and not that it has lost a rank."""
+    time.sleep(0.1)
+    os._exit(128 + number)
+
+
+def _raise_file_limit() -> None:
+    """A connection is an open file, and many systems begin with 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -69,6 +69,8 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
 
 def _bind_unix(path: Path) -> socket.socket:
     check_path(path)
+    if path.is_dir():
+        raise UserError("this is a folder", where=path, fix="give --socket the path of a file in it")
     unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):

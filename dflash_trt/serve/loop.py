@@ -94,7 +94,7 @@ class EngineLoop:
         self.steps = 0  # calls of the session since the warm-up
         self.metrics = Metrics(self.counts)
         self._generator = generator
-        self._capacity = self.limits.max_batch + max_waiting
+        self.capacity = self.limits.max_batch + max_waiting  # requests that run and wait
         self._patience, self._failures = patience, 0  # failures: calls in a row
         self._lock = threading.Lock()  # guards what follows, and `state` and `fault`
         self._clients: dict[str, _Client] = {}
@@ -194,8 +194,8 @@ class EngineLoop:
                 if isinstance(self.fault, Stopped):
                     raise self.fault
                 raise Broken(f"the engine failed: {self.fault}", retry_after=30)
-        if len(self._clients) >= self._capacity:
-            waiting = self._capacity - self.limits.max_batch
+        if len(self._clients) >= self.capacity:
+            waiting = self.capacity - self.limits.max_batch
             raise QueueFull(f"{waiting} requests wait already — server — try again later", retry_after=1)
 
     # -- thread `engine` -----------------------------------------------------------------------------------------

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from time import monotonic
 from typing import Any
 
@@ -26,9 +27,12 @@ from dflash_trt.runtime.peers import Peer, find_process
 from dflash_trt.runtime.world import World
 from dflash_trt.serve.address import UnixFiles
 from dflash_trt.serve.loop import STOPPED, EngineLoop, Stopped
+from dflash_trt.serve.openai.protocol import Protocol
+
+_log = logging.getLogger("dflash_trt.serve")
 
 _LOOK = 0.05  # seconds between looks at how things stand
-_FLUSH = 2.0  # seconds for the last words of cut answers to reach their readers
+_FLUSH = 2  # seconds for the last words of cut answers to reach their readers
 _CLOSE = 1.0  # seconds for the call that runs to end
 
 
@@ -56,9 +60,11 @@ def serve(
     """
     files = UnixFiles(sockets)
     # Quiet: requests are the application's to log. No lifespan: what the app needs lives outside of it.
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False)
+    config = uvicorn.Config(
+        app, http=Protocol, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False
+    )
     try:
-        asyncio.run(_Service(_Uvicorn(config), loop, grace, world, parent).run(sockets, ready))
+        asyncio.run(_Service(_Uvicorn(config), loop, app.state.exchanges, grace, world, parent).run(sockets, ready))
     finally:
         files.remove()
         ended = loop.close(_CLOSE)
@@ -71,8 +77,16 @@ def serve(
 class _Service:
     """One run of `serve`, inside its event loop."""
 
-    def __init__(self, server: uvicorn.Server, loop: EngineLoop, grace: float, world: World, parent: Peer | None):
-        self._server, self._loop, self._grace = server, loop, grace
+    def __init__(
+        self,
+        server: uvicorn.Server,
+        loop: EngineLoop,
+        exchanges: Collection[object],
+        grace: float,
+        world: World,
+        parent: Peer | None,
+    ):
+        self._server, self._loop, self._exchanges, self._grace = server, loop, exchanges, grace
         self._world, self._parent = world, parent
         self._draining = False
         self._deadline = math.inf  # of the drain; monotonic seconds
@@ -80,13 +94,13 @@ class _Service:
     async def run(self, sockets: list[socket.socket], ready: Callable[[], None]) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             asyncio.get_running_loop().add_signal_handler(number, self._signal, number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # one that came while the engine was loaded
         self._world.before_end(lambda message: self._loop.fail(Failure(message)))
+        asyncio.get_running_loop().set_exception_handler(_report)
         serving = asyncio.create_task(self._server.serve(sockets))
         self._loop.start()
         await self._watch(ready, serving)
-        # All answers are with their senders now; slow readers get what is left of the grace period.
-        left = _FLUSH if self._loop.fault else max(self._deadline - monotonic(), _FLUSH)
-        self._server.config.timeout_graceful_shutdown = math.ceil(left)
+        self._server.config.timeout_graceful_shutdown = _FLUSH
         self._server.should_exit = True
         await serving
 
@@ -94,7 +108,7 @@ class _Service:
         """Until there is nothing left to serve, or nobody who serves."""
         announced = False
         while not (self._loop.fault or serving.done()):
-            if self._draining and self._loop.idle:
+            if self._draining and self._loop.idle and not self._exchanges:
                 return
             if monotonic() > self._deadline:
                 self._loop.fail(Stopped(STOPPED))
@@ -108,15 +122,21 @@ class _Service:
     def _signal(self, number: int) -> None:
         abrupt = self._world.size > 1 and number != signal.SIGUSR1
         if self._draining or abrupt:
-            lost = self._world.lost()
+            # Ctrl-C reaches all ranks at once: then those that are gone are no reason.
+            lost = "" if number == signal.SIGINT else self._world.lost()
             self._loop.fail(Failure(lost) if lost else Stopped(STOPPED))
             return
         self._loop.drain()
         self._draining, self._deadline = True, monotonic() + self._grace
-        counts = self._loop.counts()
-        if running := counts.waiting + counts.running:
+        if running := len(self._exchanges):
             message = f"finishing {running} requests, {self._grace:g} seconds at most; a second signal ends at once"
             print(message, file=sys.stderr, flush=True)
+
+
+def _report(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What went wrong outside of any request, in a line: with too many connections it does so at every try."""
+    error = context.get("exception")
+    _log.error("%s%s", context["message"], f": {error}" if error else "")
 
 
 class _Uvicorn(uvicorn.Server):

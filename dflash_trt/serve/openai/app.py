@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -13,7 +15,7 @@ from dflash_trt import __version__
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.text import Tokenizer
 from dflash_trt.serve.keys import Keys
-from dflash_trt.serve.loop import EngineLoop
+from dflash_trt.serve.loop import STOPPED, EngineLoop, Stopped
 from dflash_trt.serve.openai.errors import Gone, Problem, as_problem
 from dflash_trt.serve.openai.front import Front, Settings
 from dflash_trt.serve.openai.gate import Gate
@@ -25,7 +27,7 @@ _FAILED = ("engine_failed", "stopped")  # of requests that had been taken; the e
 
 def make_app(loop: EngineLoop, tokenizer: Tokenizer | None, settings: Settings, keys: Keys | None) -> FastAPI:
     """The OpenAI-compatible front of `loop`. Raises UserError for settings that make no sense."""
-    front = Front(loop, tokenizer, settings, Gate(keys, settings.max_concurrent_per_key))
+    front = Front(loop, tokenizer, settings, Gate(keys, settings.max_concurrent_per_key), ThreadPoolExecutor(1))
 
     async def refuse(http: Request, error: Exception) -> Response:
         if isinstance(error, Gone):
@@ -44,6 +46,7 @@ def make_app(loop: EngineLoop, tokenizer: Tokenizer | None, settings: Settings, 
         redirect_slashes=False,
         exception_handlers=dict.fromkeys((Problem, DflashError, HTTPException, Gone), refuse),
     )
+    app.state.exchanges = front.exchanges
     app.add_middleware(_Shield, refuse=refuse)
     app.include_router(generating(front))
     app.include_router(about(front))
@@ -67,8 +70,10 @@ class _Shield:
 
         try:
             await self._app(scope, receive, watched)
-        except Exception as error:
-            response = await self._refuse(Request(scope), error)
+        except (Exception, asyncio.CancelledError) as error:
+            # A server that ends cancels what has not ended in time.
+            known = Stopped(STOPPED) if isinstance(error, asyncio.CancelledError) else error
+            response = await self._refuse(Request(scope), known)
             if not begun:
                 await response(scope, receive, send)
 

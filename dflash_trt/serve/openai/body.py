@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
 from pydantic_core import from_json
-from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive
 
 from dflash_trt.serve.openai.errors import Gone, Problem
 from dflash_trt.serve.openai.fields import Known
 
+_PATIENCE = 30  # seconds for more of a body to come
 _SHOWN = 100  # characters of a name that a message repeats
 
 T = TypeVar("T", bound=Known)
 
 
-async def receive(http: Request, limit: int) -> bytes:
-    """The body. Raises Problem if it is no JSON or has more than `limit` bytes, of which no more than that are read."""
+async def receive(http: Request, limit: int, check: Callable[[], None]) -> bytes:
+    """The body. Raises Problem if it is no JSON, stops coming, or has more than `limit` bytes.
+
+    No more than that are read. `check` is called while nothing comes, and ends the wait with what it raises.
+    """
     kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     # Nothing else: a browser sends other types across origins without asking, and so on behalf of any page.
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
@@ -30,16 +36,29 @@ async def receive(http: Request, limit: int) -> bytes:
     declared = http.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > limit:
         raise too_large
-    chunks, size = [], 0
-    try:
-        async for chunk in http.stream():
-            size += len(chunk)
-            if size > limit:
-                raise too_large
-            chunks.append(chunk)
-    except ClientDisconnect:
-        raise Gone from None
+    chunks, size, more = [], 0, True
+    while more:
+        came = await _next(http.receive, check)
+        if came["type"] == "http.disconnect":
+            raise Gone
+        chunks.append(came.get("body", b""))
+        size, more = size + len(chunks[-1]), came.get("more_body", False)
+        if size > limit:
+            raise too_large
     return b"".join(chunks)
+
+
+async def _next(receive: Receive, check: Callable[[], None]) -> Message:
+    waiting = asyncio.ensure_future(receive())
+    try:
+        for _ in range(_PATIENCE):
+            await asyncio.wait({waiting}, timeout=1.0)
+            if waiting.done():
+                return waiting.result()
+            check()
+    finally:
+        waiting.cancel()
+    raise Problem(408, "body_timeout", f"nothing came for {_PATIENCE} seconds — body — send the request again")
 
 
 def read(body: bytes, model: type[T]) -> T:

@@ -127,6 +127,7 @@ _MEANINGS = {
     400: "The request is at fault.",
     401: "No API key, or a wrong one.",
     404: "There is no such model.",
+    408: "The body did not come in time.",
     413: "The body is too large.",
     429: "Too many requests, of this key or altogether.",
     500: "The engine or the server failed.",

@@ -22,13 +22,17 @@ from dflash_trt.serve.openai.stream import DONE, EventStream, event, render, whi
 
 _log = logging.getLogger("dflash_trt.serve")
 
+_LARGE = 1 << 16  # bytes of a body
+
 
 async def respond(front: Front, http: HttpRequest, key: str, prepare: Prepare) -> Response:
     """The response to a request of the caller with that key. Raises Problem, DflashError or Gone."""
     arrived = time.perf_counter()
     front.loop.check_open()
-    body = await receive(http, front.settings.max_body_bytes)
-    exchange = Exchange(front, await asyncio.to_thread(prepare, front, body), key, arrived)
+    body = await receive(http, front.settings.max_body_bytes, front.loop.check_open)
+    pool = front.large if len(body) > _LARGE else None
+    asked = await asyncio.get_running_loop().run_in_executor(pool, prepare, front, body)
+    exchange = Exchange(front, asked, key, arrived)
     headers = {"X-Request-Id": exchange.asked.id}
     if exchange.asked.stream:
         return EventStream(exchange.events(), exchange.close, headers)
@@ -56,10 +60,12 @@ class Exchange:
         except Exception:
             front.gate.leave(key, len(asked.requests))
             raise
+        front.exchanges.add(self)
 
     def close(self) -> None:
         """To be called once."""
         self._answers.stop()
+        self._front.exchanges.discard(self)
         self._front.gate.leave(self._key, len(self.asked.requests))
         said = f"{sum(map(len, self.asked.prompts))} prompt tokens, {self._answers.tokens} new"
         end, seconds = ", ".join(sorted(set(self._ends))) or "the client left", time.monotonic() - self._began

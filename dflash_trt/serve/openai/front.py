@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
 
 from dflash_trt.runtime.text import Tokenizer
 from dflash_trt.serve.loop import EngineLoop
@@ -29,3 +30,5 @@ class Front:
     tokenizer: Tokenizer | None
     settings: Settings
     gate: Gate
+    large: Executor  # reads large bodies, one at a time: they must not crowd out small ones
+    exchanges: set[object] = field(default_factory=set)  # requests that were accepted and are not yet answered in full

@@ -87,8 +87,9 @@ def _check(front: Front, asked: Asked, param: str, prompts: int) -> None:
     if asked.stop and front.tokenizer is None:
         message = "the engine has no tokenizer to find strings with — stop — give stop_token_ids"
         raise Problem(400, "invalid_value", message, param="stop")
-    if prompts * count > MAX_ANSWERS:
-        message = f"{prompts} prompts with {count} answers each are too many — request — {MAX_ANSWERS} answers at most"
+    most = min(MAX_ANSWERS, front.loop.capacity)
+    if prompts * count > most:
+        message = f"{prompts} prompts with {count} answers each are too many — request — {most} answers at most"
         raise Problem(400, "invalid_value", message, param=param)
 
 
@@ -125,6 +126,10 @@ def _prepare(
         with concerning(param):
             left = _room(front, prompt, param)
         ids = np.array(prompt, np.int64)  # here and once: the rest happens between the steps of other requests
+        if max_tokens and max_tokens > left:
+            what = f"{len(prompt)} prompt tokens and max_tokens {max_tokens} exceed the engine's max_seq_len {left + len(prompt)}"
+            message = f"{what} — max_tokens — ask for fewer, or shorten the prompt"
+            raise Problem(400, "context_length_exceeded", message, param="max_tokens")
         length = max_tokens or (min(default, left) if default else left)
         requests += [
             Request(

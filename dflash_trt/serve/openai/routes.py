@@ -19,7 +19,7 @@ _AFTER = "5"  # seconds after which to ask for a server's health again
 def generating(front: Front) -> APIRouter:
     """What the engine answers. Bodies are read by `exchange.respond`, so that limits hold while they arrive."""
     router = APIRouter(dependencies=front.gate.documented)
-    errors = documented(400, 401, 404, 413, 429, 500, 503)
+    errors = documented(400, 401, 404, 408, 413, 429, 500, 503)
 
     @router.post(
         "/v1/chat/completions",
