@@ -81,9 +81,10 @@ class Exchange:
             async for pieces in self._answers.pieces():
                 for piece in pieces:
                     answers[piece.index].add(piece.text, piece.token_ids, piece.finish_reason)
-        except Exception:
-            self._ends.append("failed")
-            raise
+        except Exception as error:
+            problem = as_problem(error)
+            self._ends.append(problem.code)
+            raise problem from error
         choices = []
         for piece in answers:
             choices.append(self._with_ids(self.asked.form.whole(piece), piece.token_ids, piece.index))

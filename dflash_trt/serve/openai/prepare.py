@@ -127,8 +127,8 @@ def _prepare(
             left = _room(front, prompt, param)
         ids = np.array(prompt, np.int64)  # here and once: the rest happens between the steps of other requests
         if max_tokens and max_tokens > left:
-            what = f"{len(prompt)} prompt tokens and max_tokens {max_tokens} exceed the engine's max_seq_len {left + len(prompt)}"
-            message = f"{what} — max_tokens — ask for fewer, or shorten the prompt"
+            what = f"{len(prompt)} prompt tokens and max_tokens {max_tokens} exceed the engine's max_seq_len"
+            message = f"{what} {left + len(prompt)} — max_tokens — ask for fewer, or shorten the prompt"
             raise Problem(400, "context_length_exceeded", message, param="max_tokens")
         length = max_tokens or (min(default, left) if default else left)
         requests += [
