@@ -33,6 +33,7 @@ _log = logging.getLogger("dflash_trt.serve")
 
 _LOOK = 0.05  # seconds between looks at how things stand
 _FLUSH = 2  # seconds for the last words of cut answers to reach their readers
+_AGAIN = 10.0  # seconds before the same trouble is logged again
 _CLOSE = 1.0  # seconds for the call that runs to end
 
 
@@ -56,7 +57,7 @@ def serve(
 ) -> None:
     """Serve `app` until a signal, or until `parent` is gone; `ready` is called once the engine is warm.
 
-    Raises the engine's fault if that ended it, Failure if accepted requests were cut.
+    Raises the engine's fault if that ended it, Stopped if accepted requests were cut.
     """
     files = UnixFiles(sockets)
     # Quiet: requests are the application's to log. No lifespan: what the app needs lives outside of it.
@@ -90,13 +91,14 @@ class _Service:
         self._world, self._parent = world, parent
         self._draining = False
         self._deadline = math.inf  # of the drain; monotonic seconds
+        self._reported: dict[str, float] = {}  # when what was logged last
 
     async def run(self, sockets: list[socket.socket], ready: Callable[[], None]) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             asyncio.get_running_loop().add_signal_handler(number, self._signal, number)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # one that came while the engine was loaded
         self._world.before_end(lambda message: self._loop.fail(Failure(message)))
-        asyncio.get_running_loop().set_exception_handler(_report)
+        asyncio.get_running_loop().set_exception_handler(self._report)
         serving = asyncio.create_task(self._server.serve(sockets))
         self._loop.start()
         await self._watch(ready, serving)
@@ -132,11 +134,13 @@ class _Service:
             message = f"finishing {running} requests, {self._grace:g} seconds at most; a second signal ends at once"
             print(message, file=sys.stderr, flush=True)
 
-
-def _report(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What went wrong outside of any request, in a line: with too many connections it does so at every try."""
-    error = context.get("exception")
-    _log.error("%s%s", context["message"], f": {error}" if error else "")
+    def _report(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log what went wrong outside of any request; not at every try, of which a lack of files makes thousands."""
+        error = context.get("exception")
+        text = f"{context['message']}: {error}" if error else context["message"]
+        if monotonic() - self._reported.get(text, -math.inf) > _AGAIN:
+            self._reported[text] = monotonic()
+            _log.error("%s", text)
 
 
 class _Uvicorn(uvicorn.Server):
