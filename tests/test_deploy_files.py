@@ -7,10 +7,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from dflash_trt.runtime import Generator, Limits, Request
 from dflash_trt.serve.loop import EngineLoop, QueueFull
 from dflash_trt.serve.openai.errors import as_problem
 from tests.runtime.toy import VOCAB, ToySession
+from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -145,20 +146,19 @@ def test_the_slurm_script_is_bash_and_drains_before_the_time_is_up():
 
 
 LAUNCHER = """\
-import signal, sys, time
-def drain(*_):
-    time.sleep(0.2)
-    sys.exit(int(sys.argv[2]))  # stands where -n RANKS is
-signal.signal(signal.SIGUSR1, drain)
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 print(*sys.argv[1:], flush=True)
-while True:
-    time.sleep(0.05)
+for number in range(int(os.environ["SIGNALS"])):
+    signal.sigwait({signal.SIGUSR1})
+    print("draining", number, flush=True)
+sys.exit(int(sys.argv[2]))  # stands where -n RANKS is
 """
 
 
 @pytest.fixture
 def slurm(tmp_path):
-    """Starts the script; mpirun and srun are programs that end as RANKS says, a moment after SIGUSR1."""
+    """Starts the script; mpirun and srun are programs that end as RANKS says, after so many SIGUSR1 as SIGNALS says."""
     (tmp_path / "launcher.py").write_text(LAUNCHER)
     for name in ("mpirun", "srun"):
         (tmp_path / name).write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path / "launcher.py"} "$@"\n')
@@ -174,14 +174,14 @@ def slurm(tmp_path):
     return start
 
 
-@pytest.mark.parametrize("code", [0, 7])
-def test_the_slurm_script_hands_the_signal_on_and_ends_as_the_ranks_did(slurm, code):
-    with slurm(SLURM_NTASKS=str(code), OPTIONS="--max-waiting 9") as job:
+@pytest.mark.parametrize(("code", "signals"), [(0, 1), (0, 2), (7, 1), (7, 2)])
+def test_the_slurm_script_hands_signals_on_and_ends_as_the_ranks_did(slurm, code, signals):
+    with slurm(SLURM_NTASKS=str(code), OPTIONS="--max-waiting 9", SIGNALS=str(signals)) as job:
         assert job.stdout is not None
         assert job.stdout.readline().startswith(f"-n {code} dflash-trt serve E N --host 127.0.0.1 --port 8000")
-        job.send_signal(10)  # USR1
-        time.sleep(0.05)
-        job.send_signal(10)
+        for number in range(signals):
+            job.send_signal(signal.SIGUSR1)
+            assert job.stdout.readline() == f"draining {number}\n"
         assert job.wait(20) == code
 
 
@@ -245,8 +245,7 @@ def metrics() -> set[str]:
     limits = Limits(max_batch=2, max_seq_len=64, block_size=4, max_query=8)
     loop, done = EngineLoop(Generator(ToySession(limits), vocab=VOCAB)), threading.Event()
     loop.start()
-    while loop.state == "starting":
-        time.sleep(0.01)
+    until(lambda: loop.state == "ready")
     loop.submit(Request([1, 2, 3], 20), lambda out: done.set() if out.finished else None)
     assert done.wait(20) and loop.close(20)
     names = set()

@@ -1,4 +1,4 @@
-"""A tiny engine that answers quickly, and a server for it."""
+"""Tiny engines that answer quickly, and a server for one of them."""
 
 from __future__ import annotations
 
@@ -35,9 +35,16 @@ def engine(pair, tmp_path_factory) -> Path:
     return convert(*pair, tmp_path_factory.mktemp("serve") / "engine", max_batch=4, max_seq_len=2048).path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def parallel(pair, tmp_path_factory) -> Path:
+    """The same for two ranks; there is a space in its path."""
+    directory = tmp_path_factory.mktemp("serve") / "two ranks"
+    return convert(*pair, directory, max_batch=4, max_seq_len=2048, tp=2).path
+
+
+@pytest.fixture(scope="session")
 def server(engine) -> Iterator[Server]:
-    """One for all tests of a module."""
+    """One for many tests, of which each leaves it without requests. Its log and its counts are those of all of them."""
     with Server(engine, "--threads", 1) as server:
         yield server
 

@@ -1,7 +1,7 @@
 """`dflash-trt serve` as a process of its own, on a free port.
 
     with Server(engine, "--threads", 1) as server:
-        urllib.request.urlopen(f"{server.url}/health")
+        status, reply = server.post("/v1/completions", {"prompt": "one"})
 
 It is asked to end when the block is left, and killed if it does not.
 """
@@ -12,15 +12,13 @@ import json
 import os
 import subprocess
 import tempfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from tests.runtime.mpi import CLI, ENVIRONMENT, MPIRUN, ROOT
+from tests.serve.caller import Connection
 
 
 class Server:
@@ -36,7 +34,7 @@ class Server:
         self._environment = os.environ | ENVIRONMENT | dict(environment)
         self.process: subprocess.Popen[str]
         self.url: str | None = None  # None with --no-http
-        self.socket: str | None = None
+        self.socket: Path | None = None
         self.model = ""
 
     def __enter__(self) -> Server:
@@ -56,7 +54,8 @@ class Server:
             self.process.wait(timeout=20)
             raise AssertionError(f"the server ended with {self.process.returncode}: {self.errors()}")
         ready = json.loads(line)
-        self.url, self.socket, self.model = ready.get("url"), ready.get("socket"), ready["model"]
+        self.url, self.model = ready.get("url"), ready["model"]
+        self.socket = Path(ready["socket"]) if "socket" in ready else None
         return self
 
     def __exit__(
@@ -76,31 +75,31 @@ class Server:
         """What it has written to stderr."""
         return Path(self._errors.name).read_text()
 
+    def connect(self, *, narrow: bool = False) -> Connection:
+        """A connection that has asked nothing yet."""
+        assert self.url
+        return Connection(self.url, narrow=narrow)
+
+    def ask(self, path: str, body: Any, *, narrow: bool = False, **headers: str) -> Connection:
+        """A connection that has asked something, and may or may not read the answer."""
+        connection = self.connect(narrow=narrow)
+        connection.post(path, body, **headers)
+        return connection
+
+    def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+        """Status and JSON of the whole answer."""
+        with self.ask(path, body, **headers) as connection:
+            response = connection.getresponse()
+            return response.status, json.load(response)
+
     def metrics(self) -> dict[str, float]:
         """By name, with labels if there are any: {'dflash_refused_total{reason="queue_full"}': 1.0, …}."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=20) as response:
-            lines = [line for line in response.read().decode().splitlines() if not line.startswith("#")]
-        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+        with self.connect() as connection:
+            lines = connection.get("/metrics").read().decode().splitlines()
+        pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, _, value in pairs}
 
     def running(self) -> int:
         """Requests that have a slot or wait for one."""
         metrics = self.metrics()
         return int(metrics["dflash_requests_running"] + metrics["dflash_requests_waiting"])
-
-    def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
-        """Status and JSON of the answer to a JSON value, or to bytes as they are."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url}{path}", data, {"Content-Type": "application/json"} | headers)
-        try:
-            with urllib.request.urlopen(request, timeout=60) as response:
-                return response.status, json.load(response)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
-
-
-def until(holds: Callable[[], bool], seconds: float = 10) -> None:
-    """Wait until something holds. Raises AssertionError if it does not come to hold in time."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come to hold"
-        time.sleep(0.01)

@@ -2,79 +2,74 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
-import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dflash_trt.engine import convert
 from dflash_trt.errors import UserError
 from dflash_trt.serve.address import UnixFiles, bind
 from dflash_trt.serve.server import find_parent
 from tests.runtime.mpi import CLI, run_alone
-from tests.serve.live import Server, until
-from tests.tiny import make_pair
+from tests.serve.caller import COMPLETION, DONE, events
+from tests.serve.live import Server
+from tests.waiting import until
 
-SOME, LONG = 1500, 3000  # tokens; more than a second of work, and twice that
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory) -> tuple[Path, Path]:
-    return make_pair(tmp_path_factory.mktemp("life"), words=4)
+SOME = {"prompt": "one", "max_tokens": 1500}
+MANY = 100
+FOREVER = {"prompt": ["one"] * MANY, "max_tokens": 2000}  # minutes of work for the fastest machine
 
 
-@pytest.fixture(scope="module")
-def engine(pair, tmp_path_factory) -> Path:
-    return convert(*pair, tmp_path_factory.mktemp("life") / "engine", max_batch=2, max_seq_len=4000).path
+class Caller(threading.Thread):
+    """Reads an answer to its end."""
 
-
-@pytest.fixture(scope="module")
-def parallel(pair, tmp_path_factory) -> Path:
-    return convert(*pair, tmp_path_factory.mktemp("life") / "two", max_batch=2, max_seq_len=4000, tp=2).path
-
-
-class Stream(threading.Thread):
-    """A caller that streams an answer to its end."""
-
-    def __init__(self, url: str, tokens: int, stream: bool = True):
+    def __init__(self, server: Server, body: dict[str, Any], stream: bool = True):
         super().__init__(daemon=True)
-        body = {"prompt": "one", "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": stream}
-        self._request = urllib.request.Request(
-            f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        self.begun = threading.Event()
-        self.events: list[dict] = []
-        self.done = False
+        self._server = server
+        self._body = body | {"temperature": 0, "ignore_eos": True, "stream": stream}
+        self.asked, self.begun = threading.Event(), threading.Event()
+        self.events: list[Any] = []  # or one: an error, or a whole answer
         self.status = 0
+        self.done = False  # the answer is complete
         self.start()
 
     def run(self) -> None:
-        try:
-            with urllib.request.urlopen(self._request, timeout=60) as response:
-                self.status = response.status
-                for line in response:
-                    if line.startswith(b"data: [DONE]"):
-                        self.done = True
-                    elif line.startswith(b"data: "):
-                        self.events.append(json.loads(line[6:]))
-                        self.begun.set()
-        except urllib.error.HTTPError as error:
-            self.status, self.retry_after = error.code, error.headers["Retry-After"]
-            self.events.append(json.load(error))
-        except (OSError, ValueError):  # cut
-            pass
-        self.begun.set()
+        with contextlib.suppress(OSError, ValueError, HTTPException), self._server.ask(COMPLETION, self._body) as to:
+            self.asked.set()
+            response = to.getresponse()
+            self.status, self.retry_after = response.status, response.headers["Retry-After"]
+            if response.headers["Content-Type"] == "application/json":
+                self.events.append(json.load(response))
+                self.done = self.status == 200
+            for event in events(response):
+                self.done = event == DONE
+                if not self.done:
+                    self.events.append(event)
+                    self.begun.set()
 
     @property
     def text(self) -> str:
-        return "".join(event["choices"][0]["text"] for event in self.events if event.get("choices"))
+        return "".join(event["choices"][0]["text"] for event in self.events)
+
+
+@contextlib.contextmanager
+def halted(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Nothing moves in there."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
 
 
 def end(process: subprocess.Popen[str], seconds: float = 20) -> int:
@@ -83,68 +78,73 @@ def end(process: subprocess.Popen[str], seconds: float = 20) -> int:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_finishes_what_was_accepted_and_refuses_the_rest(engine, number):
-    with Server(engine, "--threads", 1) as server:
-        streams = [Stream(server.url, SOME) for _ in range(3)]  # one waits
-        until(lambda: sum(stream.begun.is_set() for stream in streams) == 2 and server.running() == 3)
-        server.process.send_signal(number)
-        late = Stream(server.url, 5)
+    with Server(engine, "--threads", 1, "--batch", 2, "--no-draft") as server:
+        callers = [Caller(server, SOME) for _ in range(3)]  # one waits
+        until(lambda: sum(caller.begun.is_set() for caller in callers) == 2 and server.running() == 3)
+        with halted(server.process):  # or it might have ended before it is asked once more
+            server.process.send_signal(number)
+            late = Caller(server, SOME)
+            assert late.asked.wait(20)
         late.join(20)
         assert (late.status, late.retry_after) == (503, "5")
         assert late.events[0]["error"]["code"] and "shutting down" in late.events[0]["error"]["message"]
-        for stream in streams:
-            stream.join(20)
-            assert stream.done and len(stream.text) == SOME
+        for caller in callers:
+            caller.join(20)
+            assert caller.done and len(caller.text) == SOME["max_tokens"]
         assert end(server.process) == 0
         assert "finishing 3 requests" in server.errors()
 
 
 def test_what_outlasts_the_grace_is_told_so_and_the_exit_code_says_it(engine):
     with Server(engine, "--threads", 1, "--grace", 0.3) as server:
-        stream = Stream(server.url, LONG)
-        assert stream.begun.wait(20)
+        caller = Caller(server, FOREVER)
+        assert caller.begun.wait(20)
         server.process.send_signal(signal.SIGTERM)
-        stream.join(20)
-        assert not stream.done and "stopped before the answer was complete" in stream.events[-1]["error"]["message"]
+        caller.join(20)
+        assert not caller.done and "stopped before the answer was complete" in caller.events[-1]["error"]["message"]
         assert end(server.process) == 1
         assert "stopped before the answer was complete" in server.errors()
 
 
 def test_a_second_signal_ends_at_once(engine):
     with Server(engine, "--threads", 1, "--grace", 1000) as server:
-        stream = Stream(server.url, LONG)
-        assert stream.begun.wait(20)
+        caller = Caller(server, FOREVER)
+        assert caller.begun.wait(20)
         server.process.send_signal(signal.SIGINT)
-        until(lambda: "finishing 1 requests" in server.errors())
+        until(lambda: "finishing " in server.errors())
         server.process.send_signal(signal.SIGINT)
         assert end(server.process) == 1
-        stream.join(20)
-        assert "error" in stream.events[-1]
+        caller.join(20)
+        assert "error" in caller.events[-1]
 
 
 def test_ranks_drain_on_sigusr1_of_mpirun(parallel):
     with Server(parallel, "--threads", 1, ranks=2) as server:
-        stream = Stream(server.url, 200)
-        assert stream.begun.wait(20)
+        caller = Caller(server, SOME)
+        assert caller.begun.wait(20)
         server.process.send_signal(signal.SIGUSR1)
-        stream.join(20)
-        assert stream.done and len(stream.text) == 200
+        caller.join(20)
+        assert caller.done and len(caller.text) == SOME["max_tokens"]
         assert end(server.process) == 0
+        assert "finishing 1 requests" in server.errors()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_ends_all_and_callers_hear_of_it(parallel, rank):
     with Server(parallel, "--threads", 1, ranks=2) as server:
-        streams = [Stream(server.url, LONG), Stream(server.url, LONG, stream=False)]
-        assert streams[0].begun.wait(20)
+        streaming = Caller(server, FOREVER)
+        assert streaming.begun.wait(20)
+        waiting = Caller(server, FOREVER, stream=False)
+        until(lambda: server.running() > MANY)
         pids = ranks_of(server.process.pid)
         os.kill(pids[rank], signal.SIGKILL)
-        assert end(server.process, 10) != 0
-        for stream in streams:
-            stream.join(20)
-            assert not stream.done
+        assert end(server.process) != 0
+        for caller in (streaming, waiting):
+            caller.join(20)
+            assert not caller.done
         if rank:  # rank 0 is the server itself
-            assert "rank 1" in streams[0].events[-1]["error"]["message"]
-            assert streams[1].status == 500 and "rank 1" in streams[1].events[-1]["error"]["message"]
+            assert "rank 1" in streaming.events[-1]["error"]["message"]
+            assert waiting.status == 500 and "rank 1" in waiting.events[-1]["error"]["message"]
         until(lambda: not Path(f"/proc/{pids[1 - rank]}").exists())
 
 
@@ -208,10 +208,10 @@ def test_a_parent_must_be_there():
 
 
 def test_a_port_in_use_is_refused(engine):
-    with Server(engine, "--threads", 1) as server:
-        done = run_alone(*CLI, "serve", engine, "--port", server.url.rsplit(":", 1)[1])
-        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-        assert "cannot listen on 127.0.0.1 port" in done.stderr
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        done = run_alone(*CLI, "serve", engine, "--port", other.getsockname()[1])
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert "cannot listen on 127.0.0.1 port" in done.stderr
 
 
 def test_an_engine_of_two_ranks_is_not_served_by_one(parallel):

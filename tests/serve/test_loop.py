@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,6 +11,7 @@ from dflash_trt.errors import DflashError, Failure, UserError
 from dflash_trt.runtime import Generator, Limits, Output, Request, StepInputs, StepOutputs
 from dflash_trt.serve.loop import Broken, Draining, EngineLoop, QueueFull, Starting, Stopped
 from tests.runtime.toy import ToySession, expected
+from tests.waiting import until
 
 
 class Gated(ToySession):
@@ -62,13 +61,6 @@ def make(*, slots: int = 2, tokenizer: object = None, **options: object) -> tupl
     until(lambda: loop.state != "starting")
     session.calls.clear()
     return loop, session
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.001)
 
 
 def test_callers_on_many_threads_get_their_own_text():
@@ -233,7 +225,7 @@ def test_statistics_of_an_answer_are_those_of_its_own_end():
         loop.submit(Request([3], max_new_tokens=150, stop=(text[20:23],)), inbox := Inbox())
         out = inbox.wait()
         assert isinstance(out, Output)
-        time.sleep(0.05)
+        until(lambda loop=loop: loop.idle)
         found.add((out.statistics.new_tokens, out.statistics.accepted, out.statistics.decode_steps))
         assert out.statistics.new_tokens < len(inbox.tokens) + 4
         loop.close(5)

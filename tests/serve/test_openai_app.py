@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,20 +22,18 @@ from dflash_trt.serve.openai.answers import Answers
 from dflash_trt.serve.openai.app import make_app
 from dflash_trt.serve.openai.front import Settings
 from tests.runtime.toy import ToySession, continuation
-from tests.serve.live import until
+from tests.serve.caller import CHAT, COMPLETION, DONE, events
+from tests.waiting import until
 
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 IDS = {"prompt": [1, 2, 3], "max_tokens": 40, "temperature": 0, "return_token_ids": True}
 
 
 class Session(ToySession):
-    """Fails once, after so many calls, and takes its time until then."""
+    """Fails once, after so many calls."""
 
     good_for = 10**9
 
     def step(self, inputs):
-        if self.good_for < 10:
-            time.sleep(0.05)
         self.good_for -= 1
         if self.good_for == 0:
             raise Failure("the device is on fire — GPU 0 — leave")
@@ -59,8 +56,7 @@ class Server:
         return response.status_code, response.json()
 
     def events(self, path: str, body: Any) -> list[Any]:
-        lines = [line[6:] for line in self.client.post(path, json=body | {"stream": True}).text.splitlines() if line]
-        return [line if line == "[DONE]" else json.loads(line) for line in lines]
+        return list(events(self.client.post(path, json=body | {"stream": True}).content.splitlines()))
 
 
 @pytest.fixture
@@ -92,7 +88,8 @@ def test_an_engine_without_a_tokenizer_takes_and_gives_token_ids(toy):
 def test_a_stream_that_the_engine_cuts_ends_with_an_error_and_not_with_done(toy):
     toy.session.good_for = 5
     *begun, last = toy.events(COMPLETION, IDS)
-    assert begun and all("choices" in event for event in begun)
+    said = [token for event in begun for token in event["choices"][0]["token_ids"]]
+    assert said and said == continuation([1, 2, 3], len(said))
     assert last["error"]["code"] == "engine_failed" and "on fire" in last["error"]["message"]
     assert toy.post(COMPLETION, IDS)[0] == 200, "one failed call is not the end"
     toy.session.good_for = 5
@@ -216,8 +213,9 @@ def test_a_model_that_speaks_harmony_has_its_thoughts_told_apart(speaker, seed):
     message = client.post(CHAT, json=body).json()["choices"][0]["message"]
     assert message["reasoning"] == message["reasoning_content"] == said.reasoning
     assert message["content"] == said.content
-    lines = client.post(CHAT, json=body | {"stream": True}).text.splitlines()
-    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in lines if line and line != "data: [DONE]"]
+    *chunks, last = events(client.post(CHAT, json=body | {"stream": True}).content.splitlines())
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert last == DONE
     for name, text in [("content", said.content), ("reasoning", said.reasoning), ("reasoning_content", said.reasoning)]:
         assert "".join(delta.get(name, "") for delta in deltas) == text
     plain = {"prompt": prompt, "max_tokens": 200, "temperature": 1.8, "seed": seed}

@@ -148,7 +148,11 @@ def test_token_ids_come_with_the_text_if_asked_for(client, generator):
     assert sum((choice.token_ids for choice in rest), first.token_ids) == whole.token_ids
     assert not any(hasattr(choice, "prompt_token_ids") for choice in rest)
     opening, *said = client.chat.completions.create(
-        model="target", messages=TALK, max_tokens=5, stream=True, extra_body={"return_token_ids": True}
+        model="target",
+        messages=TALK,
+        max_tokens=5,
+        stream=True,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
     )
     assert opening.choices[0].prompt_token_ids and opening.choices[0].token_ids == []
     assert sum(len(chunk.choices[0].token_ids) for chunk in said) == 5
@@ -189,7 +193,7 @@ def test_the_model_is_listed(client):
 def test_errors_are_the_clients_own_kinds(client):
     with pytest.raises(openai.BadRequestError, match="max_seq_len 2048") as caught:
         client.completions.create(model="target", prompt="x", max_tokens=5000)
-    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "max_tokens")
     with pytest.raises(openai.NotFoundError) as caught:
         client.completions.create(model="other", prompt="x")
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")

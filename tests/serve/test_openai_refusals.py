@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from openai.types import completion_create_params as of_completions
 from openai.types.chat import completion_create_params as of_chat
 
 from dflash_trt.serve.openai.schema import ChatRequest, CompletionRequest
+from tests.serve.caller import CHAT, COMPLETION
 from tests.serve.live import Server
+from tests.waiting import until
 
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 USER = {"role": "user", "content": "x"}
 
 
@@ -111,7 +110,7 @@ def test_a_message_that_cannot_be_read_is_refused_by_its_place(server, message, 
         ({"prompt": ["x"] * 65, "n": 2}, "invalid_value", "prompt"),
         ({"prompt": "x" * 10_000}, "context_length_exceeded", "prompt"),
         ({"prompt": [97] * 10_000}, "context_length_exceeded", "prompt"),
-        ({"prompt": "x", "max_tokens": 2048}, "context_length_exceeded", "prompt"),
+        ({"prompt": "x", "max_tokens": 2048}, "context_length_exceeded", "max_tokens"),
         ({"prompt": "x", "max_tokens": 0}, "invalid_value", "max_tokens"),
         ({"prompt": "x", "max_tokens": "5"}, "invalid_type", "max_tokens"),
         ({"prompt": "x", "max_tokens": 10**30}, "invalid_value", "max_tokens"),
@@ -202,10 +201,6 @@ def test_a_type_may_have_parameters(server):
     assert server.post(COMPLETION, {"prompt": "x", "max_tokens": 1}, **headers)[0] == 200
 
 
-def connect(server: Server) -> http.client.HTTPConnection:
-    return http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=20)
-
-
 def forever() -> Iterator[bytes]:
     yield b'{"prompt": "'
     while True:
@@ -213,28 +208,27 @@ def forever() -> Iterator[bytes]:
 
 
 def test_a_huge_body_is_refused_before_it_is_read(server):
-    connection = connect(server)
-    connection.putrequest("POST", COMPLETION)
-    connection.putheader("Content-Type", "application/json")
-    connection.putheader("Content-Length", str(10**12))
-    connection.endheaders(b"{")
-    response = connection.getresponse()
-    assert response.status == 413 and json.load(response)["error"]["code"] == "body_too_large"
+    with server.connect() as connection:
+        connection.putrequest("POST", COMPLETION)
+        connection.putheader("Content-Type", "application/json")
+        connection.putheader("Content-Length", str(10**12))
+        connection.endheaders(b"{")
+        response = connection.getresponse()
+        assert response.status == 413 and json.load(response)["error"]["code"] == "body_too_large"
 
 
 def test_a_body_without_a_length_is_refused_once_it_has_grown_too_large(server):
-    connection = connect(server)
-    connection.request(
-        "POST",
-        COMPLETION,
-        (chunk for chunk, _ in zip(forever(), range(200), strict=False)),
-        headers={"Content-Type": "application/json", "Transfer-Encoding": "chunked"},
-        encode_chunked=True,
-    )
-    response = connection.getresponse()
-    assert response.status == 413 and json.load(response)["error"]["code"] == "body_too_large"
-    connection.request("GET", "/health")
-    assert connection.getresponse().status == 200, "the connection is still good"
+    with server.connect() as connection:
+        connection.request(
+            "POST",
+            COMPLETION,
+            (chunk for chunk, _ in zip(forever(), range(200), strict=False)),
+            headers={"Content-Type": "application/json", "Transfer-Encoding": "chunked"},
+            encode_chunked=True,
+        )
+        response = connection.getresponse()
+        assert response.status == 413 and json.load(response)["error"]["code"] == "body_too_large"
+        assert connection.get("/health").status == 200, "the connection is still good"
 
 
 @pytest.mark.parametrize(
@@ -251,10 +245,10 @@ def test_a_body_without_a_length_is_refused_once_it_has_grown_too_large(server):
     ],
 )
 def test_addresses_and_methods_that_do_not_exist_are_refused_alike(server, method, path, status, code):
-    connection = connect(server)
-    connection.request(method, path)
-    response = connection.getresponse()
-    error = json.load(response)["error"]
+    with server.connect() as connection:
+        connection.request(method, path)
+        response = connection.getresponse()
+        error = json.load(response)["error"]
     assert (response.status, error["code"]) == (status, code) and error["message"].count(" — ") == 2
     assert status == 404 or response.headers["Allow"] in ("POST", "GET")
 
@@ -264,4 +258,4 @@ def test_refusals_are_counted_by_code(server):
     before = server.metrics().get(name, 0)
     refusal(server, COMPLETION, {"prompt": "x" * 5000})
     assert server.metrics()[name] == before + 1
-    assert not server.running()
+    until(lambda: not server.running())

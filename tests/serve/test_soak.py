@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import random
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
 from dflash_trt.engine import convert, open_engine
 from dflash_trt.runtime import Request
 from dflash_trt.runtime.open import open_generator
+from tests.serve.caller import CHAT, COMPLETION, text_of
 from tests.serve.live import Server
 from tests.tiny import make_pair
+from tests.waiting import until
 
 REQUESTS, SETTLED = 2000, 600
 PROMPTS = [f"prompt {n}" for n in range(20)]
 TOKENS = 12
-HEADERS = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +51,9 @@ def test_slots_memory_and_texts_are_in_order_after_2000_mixed_requests(engine, t
             list(pool.map(run, jobs[:SETTLED]))
             settled = resident(server)
             list(pool.map(run, jobs[SETTLED:]))
-        deadline = time.monotonic() + 10
-        while (now := gauges(server))["requests_running"] + now["requests_waiting"]:
-            assert time.monotonic() < deadline, now
-        assert now["kv_slots_used"] == 0 and now["up"] == 1
+        until(lambda: server.running() == 0)
+        now = server.metrics()
+        assert now["dflash_kv_slots_used"] == 0 and now["dflash_up"] == 1
         assert resident(server) < 1.05 * settled
 
 
@@ -68,11 +64,8 @@ def whole(server: Server, prompt: str, text: str, chance: float) -> None:
 
 def streamed(server: Server, prompt: str, text: str, chance: float) -> None:
     body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True}
-    with Connection(server) as to:
-        to.request("POST", "/v1/completions", json.dumps(body), HEADERS)
-        events = [line[6:] for line in to.getresponse().read().decode().splitlines() if line.startswith("data: ")]
-    assert events[-1] == "[DONE]"
-    assert "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1]) == text
+    with server.ask(COMPLETION, body) as asked:
+        assert text_of(asked.events()) == text
 
 
 def stopped(server: Server, prompt: str, text: str, chance: float) -> None:
@@ -90,16 +83,15 @@ def sampled(server: Server, prompt: str, text: str, chance: float) -> None:
 
 def chat(server: Server, prompt: str, text: str, chance: float) -> None:
     body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": int(1 + chance * TOKENS)}
-    assert answer(server, body, "/v1/chat/completions")["usage"]["completion_tokens"] <= 1 + chance * TOKENS
+    assert answer(server, body, CHAT)["usage"]["completion_tokens"] <= 1 + chance * TOKENS
 
 
 def leaving(server: Server, prompt: str, text: str, chance: float) -> None:
     """Goes while the answer is on its way."""
     body = {"prompt": prompt, "max_tokens": 200, "ignore_eos": True, "stream": chance < 0.7}
-    with Connection(server) as to:
-        to.request("POST", "/v1/completions", json.dumps(body), HEADERS)
+    with server.ask(COMPLETION, body) as asked:
         if chance < 0.5:
-            to.getresponse().read(20)
+            asked.getresponse().read(20)
 
 
 def refused(server: Server, prompt: str, text: str, chance: float) -> None:
@@ -108,41 +100,17 @@ def refused(server: Server, prompt: str, text: str, chance: float) -> None:
         {"prompt": prompt, "temperature": -1}, {"prompt": [999_999]}, {"prompt": prompt, "logprobs": 3},
     ]  # fmt: skip
     body = bodies[int(chance * len(bodies))]
-    with Connection(server) as to:
-        to.request("POST", "/v1/completions", body if isinstance(body, bytes) else json.dumps(body), HEADERS)
-        response = to.getresponse()
-        error = json.loads(response.read())["error"]
-    assert response.status in (400, 404, 413, 422) and error["message"] and error["code"]
+    status, reply = server.post(COMPLETION, body)
+    assert status in (400, 404, 413, 422) and reply["error"]["message"] and reply["error"]["code"]
 
 
 KINDS = [whole, streamed, stopped, sampled, chat, leaving, refused]
 
 
-class Connection:
-    def __init__(self, server: Server):
-        self._to = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
-
-    def __enter__(self) -> http.client.HTTPConnection:
-        return self._to
-
-    def __exit__(self, *_: object) -> None:
-        self._to.close()
-
-
-def answer(server: Server, body: dict[str, Any], path: str = "/v1/completions") -> dict[str, Any]:
-    with Connection(server) as to:
-        to.request("POST", path, json.dumps(body), HEADERS)
-        response = to.getresponse()
-        content = response.read().decode()
-    assert response.status == 200, content
-    return json.loads(content)
-
-
-def gauges(server: Server) -> dict[str, float]:
-    with Connection(server) as to:
-        to.request("GET", "/metrics")
-        text = to.getresponse().read().decode()
-    return {name: float(value) for name, value in re.findall(r"^dflash_(\w+) ([\d.e+-]+)$", text, re.MULTILINE)}
+def answer(server: Server, body: dict[str, Any], path: str = COMPLETION) -> dict[str, Any]:
+    status, reply = server.post(path, body)
+    assert status == 200, reply
+    return reply
 
 
 def resident(server: Server) -> int:

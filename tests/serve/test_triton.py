@@ -7,7 +7,6 @@ another.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import re
@@ -16,20 +15,20 @@ import shutil
 import signal
 import socket
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dflash_trt.engine import convert
 from dflash_trt.runtime import Generator, Request
 from dflash_trt.serve.repository import write_repository
 from tests.runtime.mpi import CLI, ENVIRONMENT, ROOT
-from tests.serve.live import Server, until
+from tests.serve.caller import Connection
+from tests.serve.live import Server
+from tests.waiting import until
 
 PYTHON = Path(os.environ.get("DFLASH_TRT_TRITON_PYTHON") or ROOT / ".venv-triton" / "bin" / "python")
 CLIENT = Path(__file__).parent / "programs" / "ask_triton.py"
@@ -38,49 +37,61 @@ CLIENTS = 64
 
 
 class Triton:
-    """A tritonserver on free ports; ready once entered."""
+    """A tritonserver on free ports; ready once entered, ended once left."""
 
     def __init__(self, start: Path, *further: object, log: Path):
         assert PYTHON.is_file(), f"there is no {PYTHON}: make .venv-triton/.ready, or set DFLASH_TRT_TRITON_PYTHON"
         self.http, self.grpc, self.metrics_port = free_ports(3)
         ports = ["--http-port", self.http, "--grpc-port", self.grpc, "--metrics-port", self.metrics_port]
         self.log = log
-        self.process = subprocess.Popen(
-            list(map(str, [PYTHON, start, *ports, *further])),
-            stdin=subprocess.DEVNULL,
-            stdout=log.open("w"),
-            stderr=subprocess.STDOUT,
-            env=os.environ | ENVIRONMENT | {"DFLASH_TRT_COMMAND": shlex.join(CLI)},
-        )
+        with log.open("w") as to:
+            self.process = subprocess.Popen(
+                list(map(str, [PYTHON, start, *ports, *further])),
+                stdin=subprocess.DEVNULL,
+                stdout=to,
+                stderr=subprocess.STDOUT,
+                env=os.environ | ENVIRONMENT | {"DFLASH_TRT_COMMAND": shlex.join(CLI)},
+            )
 
-    def wait(self) -> None:
+    def __enter__(self) -> Triton:
         def ready() -> bool:
             assert self.process.poll() is None, self.log.read_text()
-            with contextlib.suppress(OSError):
-                return urllib.request.urlopen(f"http://127.0.0.1:{self.http}/v2/health/ready", timeout=5).status == 200
+            with contextlib.suppress(OSError), _local(self.http) as connection:
+                return connection.get("/v2/health/ready").status == 200
             return False
 
-        until(ready, 60)
+        try:
+            until(ready, 120)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
     def generate(self, model: str = "dflash", **question: Any) -> dict[str, Any]:
         """As JSON has it; of an error {"error": …}."""
-        request = urllib.request.Request(self._url(model, "generate"), json.dumps(question).encode())
-        try:
-            return json.load(urllib.request.urlopen(request, timeout=60))
-        except urllib.error.HTTPError as error:
-            return json.load(error)
+        with _local(self.http) as connection:
+            connection.post(f"/v2/models/{model}/generate", question)
+            return json.load(connection.getresponse())
 
     @contextlib.contextmanager
     def stream(self, model: str = "dflash", **question: Any) -> Iterator[Iterator[dict[str, Any]]]:
         """The events of generate_stream; the connection is closed at the end."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.http, timeout=60)
-        connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps(question | {"stream": True}))
-        response = connection.getresponse()
-        try:
-            yield (json.loads(line[5:]) for line in response if line.startswith(b"data:"))
-        finally:
-            response.close()
-            connection.close()
+        with _local(self.http) as connection:
+            connection.post(f"/v2/models/{model}/generate_stream", question | {"stream": True})
+            yield connection.events()
 
     def clients(self, *questions: dict[str, Any], model: str = "dflash") -> list[dict[str, Any]]:
         """A gRPC client a question, all at once; what `programs/ask_triton.py` says."""
@@ -90,7 +101,8 @@ class Triton:
         return json.loads(done.stdout)
 
     def metric(self, name: str, **labels: str) -> float:
-        text = urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10).read().decode()
+        with _local(self.metrics_port) as connection:
+            text = connection.get("/metrics").read().decode()
         wanted = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
         found = re.search(rf"^{name}{{{wanted}}} (\S+)$", text, re.MULTILINE)
         return float(found[1]) if found else 0.0
@@ -101,8 +113,9 @@ class Triton:
     def running(self) -> float:
         return self.metric("dflash_kv_slots_used", model="dflash")
 
-    def _url(self, model: str, verb: str) -> str:
-        return f"http://127.0.0.1:{self.http}/v2/models/{model}/{verb}"
+
+def _local(port: int) -> Connection:
+    return Connection(f"http://127.0.0.1:{port}")
 
 
 def free_ports(count: int) -> list[int]:
@@ -122,27 +135,18 @@ def outside(engine, tmp_path_factory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def triton(engine, pair, outside, tmp_path_factory) -> Iterator[Triton]:
+def triton(engine, parallel, outside, tmp_path_factory) -> Iterator[Triton]:
     """One server with three models, as starting takes its time."""
     root = tmp_path_factory.mktemp("triton")
-    two = convert(*pair, root / "two-ranks", max_batch=4, max_seq_len=2048, tp=2).path
     one_thread = ["--threads", "1"]
     main = write_repository(engine, root / "main", name="dflash", grace=20, arguments=one_thread)
     others = [
-        write_repository(two, root / "other", name="two", max_waiting=2, grace=20, arguments=one_thread).path,
+        write_repository(parallel, root / "other", name="two", max_waiting=2, grace=20, arguments=one_thread).path,
         write_repository(engine, root / "attached", name="attached", socket=Path(outside.socket)).path,
     ]
     words = [f"--model-repository={path}" for path in others]
-    server = Triton(main.start, "--", *words, log=root / "log")
-    try:
-        server.wait()
+    with Triton(main.start, "--", *words, log=root / "log") as server:
         yield server
-    finally:
-        server.process.terminate()
-        try:
-            server.process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            server.process.kill()
 
 
 def texts_of(generator: Generator, requests: list[Request]) -> list[str]:
@@ -274,6 +278,18 @@ def test_metrics_of_triton_and_of_the_engine_are_on_one_port(triton):
     assert triton.metric("dflash_time_to_first_token_seconds_bucket", le=r"\+Inf", model="dflash") == count > 0
 
 
+def test_an_engine_that_refuses_ends_the_server_with_its_own_words(engine, tmp_path):
+    moved = shutil.copytree(engine, tmp_path / "engine", symlinks=True)
+    made = write_repository(moved, tmp_path / "repository", name="dflash")
+    (moved / "tokenizer.json").unlink()
+    server = Triton(made.start, log=tmp_path / "log")
+    assert server.process.wait(timeout=60) == 1
+    assert f"the file has moved or is gone — {moved}/tokenizer.json" in server.log.read_text()
+
+
+# These come last, and in this order: each ends something that all tests of this module share.
+
+
 def test_the_model_attaches_to_a_server_and_finds_it_again(triton, engine, generator, outside):
     question = {"model": "attached", "text_input": "ab", "max_tokens": 12}
     (text,) = texts_of(generator, [Request("ab", 12)])
@@ -286,20 +302,20 @@ def test_the_model_attaches_to_a_server_and_finds_it_again(triton, engine, gener
         assert triton.generate(**question)["text_output"] == text
 
 
-def test_a_killed_rank_fails_what_runs_and_the_engine_comes_back(triton, generator):
+def test_a_killed_rank_fails_what_runs_and_the_engine_comes_back(triton, parallel, generator):
     (text,) = texts_of(generator, [Request("ab", 12)])
     question = {"model": "two", "text_input": "ab", "max_tokens": 12}
     assert triton.generate(**question)["text_output"] == text
     with triton.stream(**question | {"max_tokens": LONG}) as events:
         next(events)
-        os.kill(rank_of("two-ranks", 1), signal.SIGKILL)
+        os.kill(rank_of(parallel, 1), signal.SIGKILL)
         assert "error" in (last := list(events)[-1])
     assert "rank 1" in last["error"] or "being started again" in last["error"]
-    until(lambda: triton.generate(**question).get("text_output") == text, 30)
+    until(lambda: triton.generate(**question).get("text_output") == text, 60)
     assert triton.generate(text_input="ab", max_tokens=12)["text_output"] == text, "the other model is as it was"
 
 
-def test_sigterm_lets_requests_end(triton, generator):
+def test_sigterm_lets_requests_end(triton, parallel, generator):
     (text,) = texts_of(generator, [Request("ab", 400)])
     with (
         triton.stream(text_input="ab", max_tokens=400) as one,
@@ -309,29 +325,21 @@ def test_sigterm_lets_requests_end(triton, generator):
         triton.process.send_signal(signal.SIGTERM)
         for first, rest in zip(begun, (one, two), strict=True):
             assert first["text_output"] + "".join(event["text_output"] for event in rest) == text
-    assert triton.process.wait(timeout=30) == 0
+    assert triton.process.wait(timeout=60) == 0
     assert "Traceback" not in triton.log.read_text()
-    until(lambda: not [pid for pid in Path("/proc").glob("[0-9]*") if "two-ranks" in command_of(pid)], 10)
+    until(lambda: not processes_of(parallel))
 
 
-def test_an_engine_that_refuses_ends_the_server_with_its_own_words(engine, tmp_path):
-    moved = shutil.copytree(engine, tmp_path / "engine", symlinks=True)
-    made = write_repository(moved, tmp_path / "repository", name="dflash")
-    (moved / "tokenizer.json").unlink()
-    server = Triton(made.start, log=tmp_path / "log")
-    assert server.process.wait(timeout=60) == 1
-    assert f"the file has moved or is gone — {moved}/tokenizer.json" in server.log.read_text()
-
-
-def rank_of(engine: str, rank: int) -> int:
-    """The pid of a rank of that engine, among the processes of this machine."""
+def rank_of(engine: Path, rank: int) -> int:
+    """The pid of a rank of that engine."""
     label = f"OMPI_COMM_WORLD_RANK={rank}".encode()
-    (found,) = [
-        int(pid.name)
-        for pid in Path("/proc").glob("[0-9]*")
-        if engine in command_of(pid) and label in environment_of(pid)
-    ]
+    (found,) = [int(process.name) for process in processes_of(engine) if label in environment_of(process)]
     return found
+
+
+def processes_of(engine: Path) -> list[Path]:
+    """Those of this machine that were started with it."""
+    return [process for process in Path("/proc").glob("[0-9]*") if f" {engine} " in command_of(process)]
 
 
 def command_of(process: Path) -> str:

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from deploy.triton.dflash_triton.engine import Engine, EngineFailed
 from deploy.triton.dflash_triton.settings import Settings
 from dflash_trt.cli import app
-from dflash_trt.engine import convert
 from dflash_trt.errors import UserError
 from dflash_trt.launcher import mpirun
 from tests.runtime.mpi import CLI, ROOT
@@ -48,11 +47,10 @@ def test_a_repository_holds_all_that_triton_needs_and_says_how_to_start_it(engin
     assert Path(settings.command[0]).name == "dflash-trt"
 
 
-def test_options_and_the_environment_reach_the_engine(pair, tmp_path):
-    two = convert(*pair, tmp_path / "with space", tp=2).path
+def test_options_and_the_environment_reach_the_engine(parallel, tmp_path):
     options = ["--max-waiting", 7, "--grace", 1.5, "--json", "--", "--threads", 1, "--model-name", 'a "b" é']
-    made = json.loads(deploy(two, tmp_path / "repository", *options))
-    assert made["ranks"] == 2 and made["engine"] == str(two) and made["name"] == "dflash"
+    made = json.loads(deploy(parallel, tmp_path / "repository", *options))
+    assert made["ranks"] == 2 and made["engine"] == str(parallel) and made["name"] == "dflash"
     config = tmp_path / "repository/dflash/config.pbtxt"
     settings = settings_of(config, DFLASH_TRT_COMMAND="/no/dflash-trt --x")
     words = settings.serve("/socket", 12)
@@ -60,7 +58,18 @@ def test_options_and_the_environment_reach_the_engine(pair, tmp_path):
         mpirun(2).split()
     )
     assert words[words.index("/no/dflash-trt") :] == [
-        *["/no/dflash-trt", "--x", "serve", str(two), "--socket", "/socket", "--no-http", "--parent", "12", "--json"],
+        *[
+            "/no/dflash-trt",
+            "--x",
+            "serve",
+            str(parallel),
+            "--socket",
+            "/socket",
+            "--no-http",
+            "--parent",
+            "12",
+            "--json",
+        ],
         *["--max-waiting", "7", "--grace", "1.5", "--threads", "1", "--model-name", 'a "b" é'],
     ]
     assert settings_of(config, DFLASH_TRT_ENGINE="/elsewhere").engine == "/elsewhere"
