@@ -9,15 +9,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
 from benchmarks.served import Server
+from dflash_trt.errors import Failure
 from dflash_trt.runtime import Generator, Request
 
 _SETTLED = 3  # pieces that each stream has got before the long prompt comes
+_PATIENCE = 120  # seconds
 
 
 @dataclass(frozen=True)
@@ -47,27 +49,44 @@ class Calls:
 
 
 def watch(server: Server, scene: Scene) -> Gap:
-    """Play the scene on a server."""
+    """Play the scene on a server. Raises Failure if a stream is refused, breaks off or is too short."""
     times: list[list[float]] = [[] for _ in scene.running]
-    settled = threading.Barrier(len(scene.running) + 1, timeout=120)
+    settled = threading.Barrier(len(scene.running) + 1, timeout=_PATIENCE)
 
     def follow(prompt: Sequence[int], seen: list[float]) -> None:
-        for piece in server.stream(prompt, scene.max_new_tokens, ignore_eos=True):
-            seen.append(piece.at)
-            if len(seen) == _SETTLED:
-                settled.wait()
+        try:
+            for piece in server.stream(prompt, scene.max_new_tokens, ignore_eos=True):
+                seen.append(piece.at)
+                if len(seen) == _SETTLED:
+                    settled.wait()
+            if len(seen) < _SETTLED:
+                raise Failure(f"a stream came in {len(seen)} pieces, too few to have a gap")
+        except Exception:
+            settled.abort()  # or all others would wait for this one
+            raise
 
     with ThreadPoolExecutor(len(times)) as pool:
         ends = [pool.submit(follow, prompt, seen) for prompt, seen in zip(scene.running, times, strict=True)]
-        settled.wait()
+        try:
+            settled.wait()
+        except threading.BrokenBarrierError:
+            raise _cause(ends) from None
         asked = time.perf_counter()
-        got = next(server.stream(scene.long, 1)).at
+        first, *_ = server.stream(scene.long, 1)
+        got = first.at
         for end in ends:
             end.result()
     pairs = [pair for seen in times for pair in pairwise(seen)]
     during = [later - earlier for earlier, later in pairs if later > asked and earlier < got]
     before = [later - earlier for earlier, later in pairs if later <= asked]
     return Gap(max(during), median(before), got - asked)
+
+
+def _cause(ends: Sequence[Future[None]]) -> BaseException:
+    """Why the streams did not all get under way."""
+    faults = [end.exception() for end in ends]
+    own = (fault for fault in faults if fault and not isinstance(fault, threading.BrokenBarrierError))
+    return next(own, Failure(f"the streams did not get under way within {_PATIENCE} seconds"))
 
 
 def replay(generator: Generator, scene: Scene) -> Calls:

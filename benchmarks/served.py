@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,22 +31,19 @@ class Server:
 
     def metric(self, name: str) -> float | None:
         """The value of a series without labels, None if there is none."""
-        connection = self._connect()
-        connection.request("GET", "/metrics")
-        for line in connection.getresponse().read().decode().splitlines():
-            if line.startswith(f"{name} "):
-                return float(line.split()[1])
-        return None
+        with closing(self._connect()) as connection:
+            connection.request("GET", "/metrics")
+            lines = connection.getresponse().read().decode().splitlines()
+        return next((float(line.split()[1]) for line in lines if line.startswith(f"{name} ")), None)
 
     def stream(self, prompt: Sequence[int], max_new_tokens: int, **fields: Any) -> Iterator[Piece]:
         """Yield a greedy answer as it comes. Raises Failure if there is none, or only half of one."""
         body = {"prompt": list(prompt), "max_tokens": max_new_tokens, "temperature": 0, "return_token_ids": True}
-        connection = self._connect()
-        connection.request("POST", "/v1/completions", json.dumps(body | {"stream": True} | fields), _JSON)
-        response = connection.getresponse()
-        if response.status != 200:
-            raise Failure(f"the server refused a request: {response.read().decode()}")
-        try:
+        with closing(self._connect()) as connection:
+            connection.request("POST", "/v1/completions", json.dumps(body | {"stream": True} | fields), _JSON)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise Failure(f"the server refused a request: {response.read().decode()}")
             for line in response:
                 at, data = time.perf_counter(), line.removeprefix(b"data:").strip()
                 if data == b"[DONE]":
@@ -58,8 +55,6 @@ class Server:
                     if chunk["choices"] and (ids := chunk["choices"][0].get("token_ids")):
                         yield Piece(at, tuple(ids))
             raise Failure("a stream has no end")
-        finally:
-            connection.close()
 
     def _connect(self) -> http.client.HTTPConnection:
         where = urlsplit(self.url)
@@ -101,3 +96,4 @@ def serving(engine: Path, *options: str) -> Iterator[Server]:
         finally:
             process.kill()
             process.wait()
+            process.stdout.close()

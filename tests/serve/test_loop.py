@@ -267,8 +267,14 @@ def test_text_is_made_while_the_next_call_runs():
             until(lambda: len(session.calls) > waited[0] + 2)  # calls go on although this caller sits on the first
 
     waited: list[int] = []
+    session.open = False
     loop.submit(Request([1], max_new_tokens=100), slow)
-    until(lambda: bool(waited) and loop.idle)
+    session.gate.release(3)
+    until(lambda: bool(waited))
+    session.open = True
+    session.gate.release()
+    until(lambda: loop.idle)
+    assert loop.counts().running == 0 and len(session.calls) > waited[0] + 2
     loop.close(5)
 
 

@@ -182,17 +182,18 @@ def test_64_streaming_clients_get_the_texts_of_the_generator_each_its_own(triton
         ids = [token for response in answer["responses"] for token in response["output_ids"]]
         assert statistics["new_tokens"] == len(ids) <= length
         assert last["finish_reason"] == ["length"] or (length % 2 and last["finish_reason"] == ["stop"])
-    assert max(len(answer["responses"]) for answer in answers) > 10, "they come in pieces"
+    assert max(len(answer["responses"]) for answer in answers) > 2, "they come in pieces"
 
 
 def test_generate_and_generate_stream_say_the_same(triton, generator):
-    (text,) = texts_of(generator, [Request("wort", 30)])
-    whole = triton.generate(text_input="wort", max_tokens=30)
+    (text,) = texts_of(generator, [Request("wort", 1000)])
+    whole = triton.generate(text_input="wort", max_tokens=1000)
     assert whole["text_output"] == text and whole["finish_reason"] == "length"
     assert bytes(whole["output_ids"]).decode() == text
-    with triton.stream(text_input="wort", max_tokens=30) as events:
+    with triton.stream(text_input="wort", max_tokens=1000) as events:
         pieces = list(events)
-    assert "".join(piece["text_output"] for piece in pieces) == text and len(pieces) > 2
+    assert "".join(piece["text_output"] for piece in pieces) == text
+    assert len(pieces) > 2, "a busy machine makes fewer of them, and larger ones, but not of a thousand tokens"
     assert json.loads(pieces[-1]["statistics"]).keys() == json.loads(whole["statistics"]).keys()
 
 

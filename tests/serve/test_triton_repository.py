@@ -58,18 +58,8 @@ def test_options_and_the_environment_reach_the_engine(parallel, tmp_path):
         mpirun(2).split()
     )
     assert words[words.index("/no/dflash-trt") :] == [
-        *[
-            "/no/dflash-trt",
-            "--x",
-            "serve",
-            str(parallel),
-            "--socket",
-            "/socket",
-            "--no-http",
-            "--parent",
-            "12",
-            "--json",
-        ],
+        *["/no/dflash-trt", "--x", "serve", str(parallel), "--socket", "/socket", "--no-http"],
+        *["--parent", "12", "--json"],
         *["--max-waiting", "7", "--grace", "1.5", "--threads", "1", "--model-name", 'a "b" é'],
     ]
     assert settings_of(config, DFLASH_TRT_ENGINE="/elsewhere").engine == "/elsewhere"
