@@ -7,6 +7,7 @@ must not die, for Triton does not start it again; so the engine, which may, is a
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -27,6 +28,7 @@ SLOTS = 256  # requests beyond the engine's queue that may be here at once: more
 POLL = 0.05  # seconds between two looks whether callers are still there …
 POLL_EACH = 0.001  # … and what is added for each of them, as every look costs a message to the server
 SCRAPE = 1.0  # seconds
+STOPPED = "the server was stopped before the answer was complete — server — ask again"
 
 
 @dataclass(eq=False)
@@ -37,6 +39,7 @@ class Call:
     reply: Reply
     connection: Connection
     cancelled: bool = False
+    expired: bool = False  # the grace of a server that ends is over
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -82,11 +85,10 @@ class TritonPythonModel:
                 reply.fail(self._unexpected(error))
 
     def finalize(self) -> None:
-        """Running requests may end within the grace."""
-        deadline = time.monotonic() + self._settings.grace
+        """Triton calls it when no request runs any more."""
         with self._idle:
             self._idle.wait_for(lambda: not self._calls, self._settings.grace)
-        self._engine.stop(max(deadline - time.monotonic(), 0))
+        self._engine.stop(0)
         self._ended.set()
         for thread in self._threads:
             thread.join(5)
@@ -117,7 +119,9 @@ class TritonPythonModel:
         except Refused as error:
             reply.fail(str(error), CODES.get(error.status, "INTERNAL"))
         except Lost:
-            if call.cancelled:
+            if call.expired:
+                reply.fail(STOPPED, "UNAVAILABLE")
+            elif call.cancelled:
                 reply.close()
             else:
                 reply.fail(self._engine.trouble, "UNAVAILABLE")
@@ -132,11 +136,16 @@ class TritonPythonModel:
             self._idle.notify_all()
 
     def _look_for_cancelled(self) -> None:
+        """Cut what its caller has left, and all that runs when the grace of a server that ends is over."""
+        deadline = math.inf
         while not self._ended.wait(POLL + POLL_EACH * len(self._calls)):
+            if deadline == math.inf and self._engine.told_to_end:
+                deadline = time.monotonic() + self._settings.grace
             with self._lock:
                 calls = [call for call in self._calls if not call.cancelled]
             for call in calls:
-                if call.reply.gone():
+                call.expired = time.monotonic() > deadline
+                if call.expired or call.reply.gone():
                     call.cancel()
 
     def _scrape(self) -> None:

@@ -28,6 +28,7 @@ HERE = Path(__file__).resolve().parent
 CONTAINER = Path("/opt/tritonserver/bin/tritonserver")
 LIBRARY_PATH = "DFLASH_TRT_LD_LIBRARY_PATH"  # the engine gets its LD_LIBRARY_PATH back from here
 FOLDER = "DFLASH_TRT_FOLDER"  # the models' sockets go there
+STOPPING = "stopping"  # a file there, from the moment the server is told to end
 INSTALL = "pip install nvidia-pytriton 'numpy<2'"
 PR_SET_PDEATHSIG = 1
 
@@ -108,8 +109,14 @@ def run(command: list[str], environment: dict[str, str]) -> int:
     """Until the server ends; its exit code, or 128 + the signal that killed it."""
     # A session of its own: Ctrl-C at a terminal reaches the server once, from here, not twice.
     server = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=_end_with_me)
+
+    def stop(*_: object) -> None:
+        # Triton tells its models of the end only when no request runs any more; the grace begins now.
+        Path(environment[FOLDER], STOPPING).touch()
+        server.send_signal(signal.SIGTERM)
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: server.send_signal(signal.SIGTERM))
+        signal.signal(number, stop)
     code = server.wait()
     with contextlib.suppress(ProcessLookupError):
         # A model's process may hang in a message to a server that crashed, and keep its engine alive.

@@ -123,6 +123,21 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+def _strangers(repository: Path) -> list[Path]:
+    """Files and folders in a model repository that no `write_repository` made."""
+    found = []
+    for entry in sorted(repository.iterdir()):
+        if entry.name == START and entry.is_file():
+            continue
+        version = entry / VERSION
+        if entry.is_symlink() or not (version / PACKAGE).is_dir():
+            found.append(entry)
+            continue
+        found += [inner for inner in sorted(entry.iterdir()) if inner.name not in (CONFIG, VERSION)]
+        found += [inner for inner in sorted(version.iterdir()) if inner.name not in (MODEL, PACKAGE, "__pycache__")]
+    return found
+
+
 @contextlib.contextmanager
 def _replaced(output: Path, force: bool) -> Iterator[None]:
     """Put an older repository aside, and back if the new one does not come to be."""
@@ -133,6 +148,9 @@ def _replaced(output: Path, force: bool) -> Iterator[None]:
         raise UserError("exists and is not a model repository of ours", where=output, fix="choose another --output")
     if not force:
         raise UserError("model repository exists", where=output, fix="pass --force to replace it")
+    if strangers := _strangers(output):
+        what = "the repository holds what `deploy` did not write, and replacing it would delete that"
+        raise UserError(what, where=strangers[0], fix="move it elsewhere, or choose another --output")
     former = output.absolute().with_name(f".{output.name}.replaced-{secrets.token_hex(4)}")
     with reported(output):
         output.rename(former)

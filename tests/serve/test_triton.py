@@ -353,3 +353,17 @@ def environment_of(process: Path) -> list[bytes]:
     with contextlib.suppress(OSError):
         return (process / "environ").read_bytes().split(b"\0")
     return []
+
+
+def test_requests_that_outlast_the_grace_are_told_so_and_the_server_ends(engine, tmp_path):
+    made = write_repository(engine, tmp_path / "repository", name="dflash", grace=0.5, arguments=["--threads", "1"])
+    with Triton(made.start, log=tmp_path / "log") as server:
+        with contextlib.ExitStack() as stack:  # Triton waits for connections to close, too
+            streams = [stack.enter_context(server.stream(text_input="ab", max_tokens=LONG)) for _ in range(24)]
+            next(streams[0])
+            server.process.send_signal(signal.SIGTERM)
+            lasts = [list(stream)[-1] for stream in streams]
+        assert server.process.wait(timeout=30) == 0
+    cut = [last["error"] for last in lasts if "error" in last]
+    assert cut and all("stopped before the answer was complete" in error for error in cut)
+    assert all("error" in last or "finish_reason" in last for last in lasts)

@@ -75,6 +75,17 @@ def test_a_repository_is_replaced_only_if_told_to_and_only_if_it_is_one(engine, 
     assert [path.name for path in tmp_path.iterdir()] == ["repository"]
     with pytest.raises(UserError, match="exists and is not a model repository of ours"):
         deploy(engine, engine, "--force")
+    made = tmp_path / "repository"
+    for stranger in ("other-model/config.pbtxt", "dflash/1/notes.txt", "dflash/2/model.py", "engine/manifest.json"):
+        (made / stranger).parent.mkdir(exist_ok=True)
+        (made / stranger).write_text("mine")
+        with pytest.raises(UserError, match="did not write"):
+            deploy(engine, made, "--force")
+        assert (made / stranger).read_text() == "mine"
+        (made / stranger).unlink()
+        if not any((made / stranger).parent.iterdir()):
+            (made / stranger).parent.rmdir()
+    deploy(engine, made, "--force")
     (tmp_path / "start.py").write_text("mine")
     with pytest.raises(UserError, match="exists and is not a model repository of ours"):
         deploy(engine, tmp_path, "--force")

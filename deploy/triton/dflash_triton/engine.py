@@ -13,12 +13,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from .settings import Settings
 from .unix_http import fetch
 
 LIBRARY_PATH = "DFLASH_TRT_LD_LIBRARY_PATH"  # what LD_LIBRARY_PATH was before start.py put Triton's own libraries there
 FOLDER = "DFLASH_TRT_FOLDER"  # a folder that start.py removes in the end
+STOPPING = "stopping"  # a file that start.py puts there when the server is told to end
 _LAUNCHERS = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMIX_", "PMI_", "PRTE_")  # variables of a job around tritonserver
 _PATIENCE = 60.0  # seconds for somebody else's server to appear
 _LONGEST_WAIT = 60.0  # seconds between two attempts to start
@@ -53,6 +55,12 @@ class Engine:
             serve = shlex.join(["dflash-trt", "serve", self._settings.engine, "--socket", self.socket])
             return f"no engine answers — {self.socket} — start one: {serve}"
         return f"the engine has ended and is being started again — {self._settings.engine} — send it again soon"
+
+    @property
+    def told_to_end(self) -> bool:
+        """Has start.py been told to end? Triton itself tells only when no request runs any more."""
+        folder = os.environ.get(FOLDER)
+        return folder is not None and Path(folder, STOPPING).exists()
 
     def start(self) -> None:
         """Return when the engine is ready. Raises EngineFailed if it refuses to be."""
