@@ -6,19 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.load import Load
-from dflash_trt.errors import Failure
-from dflash_trt.measure.plot import ACCENT, INK, MUTED
+from dflash_trt.picture import ACCENT, MUTED, picture
 
 
 def plot(lanes: Mapping[str, Sequence[Load]], path: Path, title: str) -> None:
     """Write a picture (format by suffix) of all tokens per second against those of one user."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    with pyplot.rc_context({"text.color": INK, "axes.labelcolor": INK}):
-        figure, panel = pyplot.subplots(figsize=(6.4, 4.2), layout="constrained")
+    with picture(path, size=(6.4, 4.2)) as (_, panel):
         for (name, loads), color in zip(lanes.items(), (MUTED, ACCENT), strict=True):
             x = [load.tokens_per_second_per_user for load in loads]
             y = [load.tokens_per_second for load in loads]
@@ -29,11 +22,3 @@ def plot(lanes: Mapping[str, Sequence[Load]], path: Path, title: str) -> None:
         panel.set_xlim(0, None)
         panel.set_title(title, loc="left", fontsize=10)
         panel.legend(frameon=False, title="points: users at once", title_fontsize=8)
-        panel.spines[["top", "right"]].set_visible(False)
-        try:
-            figure.savefig(path, dpi=160)
-        except (OSError, ValueError) as error:
-            what = f"the picture cannot be written: {error} — {path} — give a writable .png, .svg or .pdf"
-            raise Failure(what) from None
-        finally:
-            pyplot.close(figure)

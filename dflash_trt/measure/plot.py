@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.errors import Failure
 from dflash_trt.measure.race import Result
+from dflash_trt.picture import ACCENT, MUTED, WARM, picture
 
-INK, MUTED, ACCENT = "#222222", "#9aa5b1", "#2f7d4f"
 # The first is what others are compared with.
-ENGINES = (MUTED, ACCENT, "#d98e32", "#3f6fb0", "#a1496b", "#59504a", "#7fb8ad", "#c7b042", "#8d7cc3")
+ENGINES = (MUTED, ACCENT, WARM, "#3f6fb0", "#a1496b", "#59504a", "#7fb8ad", "#c7b042", "#8d7cc3")
 SHARES = {  # of a comparison, from the finest measure to the coarsest
     "next_token_share": "same next token\non the same text",
     "position_share": "same token\nat a position",
@@ -23,15 +22,9 @@ MAX_LABELS = 20  # bars of one panel that are few enough for a number on each
 
 def plot(results: Sequence[Result], path: Path, title: str) -> None:
     """Write a picture (format by suffix) of acceptance per block position and tokens per second."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
     drafting = next(r for r in results if r.statistics and r.statistics.block_size > 1)
     assert drafting.statistics is not None
-    with pyplot.rc_context({"text.color": INK, "axes.labelcolor": INK}):
-        figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    with picture(path, 2, size=(10, 3.6)) as (_, (left, right)):
         shares = [100 * share for share in drafting.statistics.acceptance]
         bars = left.bar(range(1, len(shares) + 1), shares, color=ACCENT, width=0.7)
         left.bar_label(bars, fmt="%.0f", padding=2)
@@ -45,20 +38,13 @@ def plot(results: Sequence[Result], path: Path, title: str) -> None:
         right.invert_yaxis()
         right.set(xlabel="tokens per second", xlim=(0, 1.15 * max(r.tokens_per_second for r in results)))
         right.set_title(title, loc="left")
-        _finish(figure, path)
 
 
 def plot_comparison(record: dict[str, Any], path: Path) -> None:
     """Write a picture of what `compare` found: acceptance per block position, and agreement with the first engine."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
     engines, comparisons = record["engines"], record["comparisons"]
     colors = {engine["name"]: ENGINES[index % len(ENGINES)] for index, engine in enumerate(engines)}
-    with pyplot.rc_context({"text.color": INK, "axes.labelcolor": INK}):
-        figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.8 + 0.3 * len(comparisons)), layout="constrained")
+    with picture(path, 2, size=(10, 3.8 + 0.3 * len(comparisons))) as (figure, (left, right)):
         width = 0.8 / len(engines)
         positions = max(len(engine["acceptance"]) for engine in engines)
         for index, engine in enumerate(engines):
@@ -86,24 +72,8 @@ def plot_comparison(record: dict[str, Any], path: Path) -> None:
         right.invert_yaxis()
         right.set(xlabel=f"%, over {record['prompts']} prompts", xlim=(0, 115), xticks=range(0, 101, 20))
         right.set_title(f"Agreement with {_short(engines[0]['name'])}", loc="left")
-        _finish(figure, path)
 
 
 def _short(name: str) -> str:
     """Of a long path the end, which tells engines apart."""
     return name if len(name) <= 26 else f"…{name[-25:]}"
-
-
-def _finish(figure: Any, path: Path) -> None:
-    """Write a figure and let go of it."""
-    from matplotlib import pyplot
-
-    for panel in figure.axes:
-        panel.spines[["top", "right"]].set_visible(False)
-    try:
-        figure.savefig(path, dpi=160)
-    except (OSError, ValueError) as error:
-        what = f"the picture cannot be written: {error} — {path} — give a writable .png, .svg or .pdf"
-        raise Failure(what) from None
-    finally:
-        pyplot.close(figure)
