@@ -9,7 +9,7 @@ from typing import Any
 
 from dflash_trt.errors import Failure
 
-INK, MUTED, ACCENT, WARM = "#222222", "#9aa5b1", "#2f7d4f", "#d98e32"
+INK, MUTED, ACCENT, WARM = "#222222", "#8792a0", "#2f7d4f", "#d98e32"
 
 
 @contextmanager
@@ -35,8 +35,12 @@ def picture(path: Path, columns: int = 1, *, size: tuple[float, float], **option
 
 
 def _save(figure: Any, path: Path) -> None:
+    """Under another name first, so that an older picture is whole until the new one is."""
+    staged = path.with_name(f".partial-{path.name}")
     try:
-        figure.savefig(path, dpi=160)
+        figure.savefig(staged, dpi=160)
+        staged.replace(path)
     except (OSError, ValueError) as error:
+        staged.unlink(missing_ok=True)
         what = f"the picture cannot be written: {error} — {path} — give a writable .png, .svg or .pdf"
         raise Failure(what) from None

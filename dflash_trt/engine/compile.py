@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from dflash_trt.durable import uninterrupted
+from dflash_trt.durable import reported, uninterrupted
 from dflash_trt.engine import worker
 from dflash_trt.engine.backends import Backend, choose
-from dflash_trt.engine.directory import reported
 from dflash_trt.engine.fingerprint import fingerprint
 from dflash_trt.engine.hardware import BRAIN, NVFP4, TABLE, TENSORRT, Sm, listed
 from dflash_trt.engine.load import Engine, find_faults, open_to_compile
