@@ -27,6 +27,10 @@ COMMANDS = {  # in the order of a first session; each is the function of that na
     "deploy": "Make what another server needs to serve an engine: a model repository for Triton.",
     "verify": "Compare an engine with its references on this machine.",
     "bench": "Measure decoding with the drafter against decoding without it.",
+    "recipe": "List, show, render and launch recipes: a pair on a machine, for a goal, through TensorRT-LLM.",
+    "check": "Say why a TensorRT-LLM configuration would fail or draft badly, before it touches a GPU.",
+    "plan": "Predict speed and memory of a pair on GPUs, and choose batch and draft length for a goal.",
+    "export": "Make TensorRT-LLM 1.2 checkpoints of a pair, for trtllm-build.",
     "plugins": "Compile the plugins' kernels for every SM, without a GPU, and show what they use.",
 }
 EXTRAS = {"serve": "serve", "deploy": "serve"}  # what commands import that a plain installation may lack
