@@ -154,5 +154,5 @@ def test_serve_without_its_packages_says_how_to_get_them():
 def test_every_folder_of_the_package_is_installed():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     files = [*(ROOT / "dflash_trt").rglob("__init__.py"), *(ROOT / "plugins").rglob("__init__.py")]
-    found = {".".join(file.parent.relative_to(ROOT).parts) for file in files} | {"deploy"}
+    found = {".".join(file.parent.relative_to(ROOT).parts) for file in files} | {"deploy", "build_recipes"}
     assert set(listed) == {name if name.startswith("dflash_trt") else f"dflash_trt.{name}" for name in found}

@@ -18,6 +18,7 @@ import pytest
 import typer
 import yaml
 
+from deploy.triton.start import parse
 from dflash_trt.commands.serve import serve
 from dflash_trt.runtime import Generator, Limits, Request
 from dflash_trt.serve.loop import EngineLoop, QueueFull
@@ -129,6 +130,7 @@ def test_a_unit_drains_restarts_and_is_confined(unit):
     assert settings["KillSignal"] == ["SIGUSR1" if several else "SIGTERM"] and settings["KillMode"] == ["mixed"]
     assert seconds(settings["TimeoutStopSec"][0]) >= float(environment["GRACE"]) + 5
     assert settings["Restart"] == ["on-failure"] and settings["RestartPreventExitStatus"] == ["2"]
+    assert "Conflicts" not in settings, "both are installed under one name"
     assert settings["User"] == ["dflash"] and settings["NoNewPrivileges"] == ["yes"]
     assert not {"PrivateDevices", "MemoryDenyWriteExecute", "ProcSubset"} & set(settings), "CUDA would not run"
     assert set(re.findall(r"\$\{?([A-Z]+)", settings["ExecStart"][0])) <= set(environment)
@@ -224,6 +226,26 @@ def test_what_the_image_copies_is_there_and_sent_to_the_builder(file):
         assert (ROOT / source).exists() and f"!{source}" in ignored
 
 
+def test_the_image_for_gpus_starts_triton_so_that_running_requests_have_their_grace():
+    text = CONTAINERFILE.with_name("Containerfile.triton").read_text()
+    python, script, *words = json.loads(re.findall(r"^CMD (.*)", text, re.MULTILINE)[-1])
+    assert (python, Path(script).name, words) == ("python3", "start.py", ["--address", "0.0.0.0"])
+    parse(words)
+    assert int(re.findall(r"--stop-timeout (\d+)", text)[0]) > options_of_serve()["--grace"] + 15
+    assert "ENV PATH=$PATH:" in text, "python3 stays Triton's own"
+
+
+def test_a_container_with_a_mistake_is_not_started_for_ever():
+    assert re.fullmatch(r"on-failure:\d", COMPOSE["services"]["server"]["restart"])
+
+
+def test_where_the_container_has_the_engines_is_for_the_user_to_say():
+    server = COMPOSE["services"]["server"]
+    [mount] = server["volumes"]
+    [place] = re.findall(r"\}:(\$\{MOUNT:-/srv/dflash-trt\}):ro$", mount)
+    assert server["command"][1] == f"{place}/engine"
+
+
 def test_compose_mounts_what_is_there():
     for service in COMPOSE["services"].values():
         for mount in service["volumes"]:
@@ -275,10 +297,14 @@ def test_the_alert_for_a_full_queue_names_the_reason_that_is_counted():
 
 
 def test_the_dashboard_shows_every_metric(metrics):
-    """Of a histogram any of its series; what counts calls of the engine stands in the number of steps."""
+    """Of a histogram any of its series; what counts calls of the engine stands in the number of steps.
+
+    The start of the process is for whoever must tell a restart.
+    """
     shown = set(re.findall(r"\bdflash_\w+", json.dumps(DASHBOARD)))
     ends = re.compile("_(bucket|sum|count)$")
-    assert {ends.sub("", name) for name in metrics} - {ends.sub("", name) for name in shown} <= {"dflash_steps_total"}
+    left_out = {"dflash_steps_total", "dflash_start_time_seconds"}
+    assert {ends.sub("", name) for name in metrics} - {ends.sub("", name) for name in shown} <= left_out
 
 
 def test_grafana_finds_its_source_and_its_dashboard():

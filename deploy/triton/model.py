@@ -17,10 +17,11 @@ from typing import Any
 import triton_python_backend_utils as pb
 from dflash_triton.engine import Engine, EngineFailed
 from dflash_triton.mirror import Mirror
+from dflash_triton.pulse import Pulse
 from dflash_triton.question import INPUTS, BadRequest, Question, read_question
-from dflash_triton.reply import Reply
+from dflash_triton.reply import Reply, plain
 from dflash_triton.settings import Settings
-from dflash_triton.unix_http import Connection, Lost, Refused, answer, fetch
+from dflash_triton.unix_http import Another, Connection, Lost, Refused, answer, fetch
 
 CODES = {400: "INVALID_ARG", 404: "NOT_FOUND", 413: "INVALID_ARG", 422: "INVALID_ARG",
          429: "UNAVAILABLE", 503: "UNAVAILABLE"}  # fmt: skip
@@ -39,10 +40,10 @@ class Call:
     reply: Reply
     connection: Connection
     cancelled: bool = False
-    expired: bool = False  # the grace of a server that ends is over
+    verdict: str = ""  # why, where the caller has not left but waits to hear it
 
-    def cancel(self) -> None:
-        self.cancelled = True
+    def cancel(self, verdict: str = "") -> None:
+        self.verdict, self.cancelled = verdict, True
         self.connection.cut()
 
 
@@ -59,6 +60,7 @@ class TritonPythonModel:
             self._engine.start()
         except EngineFailed as error:
             raise pb.TritonModelException(str(error)) from None
+        self._pulse = Pulse()
         self._most = self._settings.max_waiting + SLOTS
         self._calls: set[Call] = set()
         self._lock = threading.Lock()
@@ -71,7 +73,7 @@ class TritonPythonModel:
 
     def is_ready(self) -> bool:
         """Asked for by later versions of Triton than 2.51."""
-        return fetch(self._engine.socket, "/health") is not None
+        return fetch(self._engine.socket, "/health", self._engine.expected) is not None
 
     def execute(self, requests: list[Any]) -> None:
         """Answers come from other threads."""
@@ -79,10 +81,8 @@ class TritonPythonModel:
             reply = Reply(request)
             try:
                 self._accept(request, reply)
-            except BadRequest as error:
-                reply.fail(str(error), "INVALID_ARG")
             except Exception as error:  # whatever it is, others go on
-                reply.fail(self._unexpected(error))
+                self._fail(reply, error)
 
     def finalize(self) -> None:
         """Triton calls it when no request runs any more."""
@@ -114,21 +114,34 @@ class TritonPythonModel:
         reply = call.reply
         try:
             reply.repeat(call.question.echo)
-            for part in answer(call.connection, call.question.body):
+            for part in answer(call.connection, call.question.body, self._engine.expected):
                 reply.add(part, call.question)
-        except Refused as error:
-            reply.fail(str(error), CODES.get(error.status, "INTERNAL"))
-        except Lost:
-            if call.expired:
-                reply.fail(STOPPED, "UNAVAILABLE")
-            elif call.cancelled:
+        except Lost as error:
+            if call.cancelled and not call.verdict:
                 reply.close()
             else:
-                reply.fail(self._engine.trouble, "UNAVAILABLE")
+                self._fail(reply, error, call.verdict)
         except Exception as error:
-            reply.fail(self._unexpected(error))
+            self._fail(reply, error)
         finally:
             self._forget(call)
+
+    def _fail(self, reply: Reply, error: Exception, verdict: str = "") -> None:
+        """End an answer with what `error` means, or with `verdict`. Whatever happens here, others go on."""
+        try:
+            match error:
+                case BadRequest():
+                    reply.fail(str(error), "INVALID_ARG")
+                case Refused():
+                    reply.fail(str(error), CODES.get(error.status, "INTERNAL"))
+                case Another():
+                    reply.fail(self._engine.another(error.found), "UNAVAILABLE")
+                case Lost():
+                    reply.fail(verdict or self._engine.trouble, "UNAVAILABLE")
+                case _:
+                    reply.fail(self._unexpected(error))
+        except Exception as worse:
+            self._unexpected(worse)
 
     def _forget(self, call: Call) -> None:
         with self._idle:
@@ -136,28 +149,37 @@ class TritonPythonModel:
             self._idle.notify_all()
 
     def _look_for_cancelled(self) -> None:
-        """Cut what its caller has left, and all that runs when the grace of a server that ends is over."""
+        """Cut what its caller has left.
+
+        And all there is when the grace of a server that ends is over, or if the engine does not get on.
+        """
         deadline = math.inf
         while not self._ended.wait(POLL + POLL_EACH * len(self._calls)):
             if deadline == math.inf and self._engine.told_to_end:
                 deadline = time.monotonic() + self._settings.grace
             with self._lock:
                 calls = [call for call in self._calls if not call.cancelled]
+            stuck = self._pulse.trouble
             for call in calls:
-                call.expired = time.monotonic() > deadline
-                if call.expired or call.reply.gone():
+                if time.monotonic() > deadline:
+                    call.cancel(STOPPED)
+                elif stuck:
+                    call.cancel(self._engine.hangs(stuck))
+                elif call.reply.gone():
                     call.cancel()
 
     def _scrape(self) -> None:
         mirror = Mirror(pb.MetricFamily, self._name)
         while not self._ended.wait(SCRAPE):
             try:
-                found = fetch(self._engine.socket, "/metrics")
-                mirror.show(found.decode()) if found else mirror.down()
+                found = fetch(self._engine.socket, "/metrics", self._engine.expected)
+                text = found.decode() if found else None
+                self._pulse.hear(text)
+                mirror.show(text) if text else mirror.down()
             except Exception as error:
                 self._unexpected(error)
 
     def _unexpected(self, error: Exception) -> str:
-        message = f"{type(error).__name__}: {error} — the Triton model — this is a bug"
+        message = plain(f"{type(error).__name__}: {error} — the Triton model — this is a bug")
         pb.Logger.log_error(f"[{self._name}] {message}")
         return message

@@ -3,7 +3,8 @@
     python start.py --http-port 8000 --grpc-port 8001 --metrics-port 8002
 
 The server is the one in PATH, that of NVIDIA's container, or that of the wheel `nvidia-pytriton` of the interpreter
-that runs this. SIGTERM and Ctrl-C let running requests end. Words after `--` go to tritonserver as they are.
+that runs this. SIGTERM and Ctrl-C let running requests end. Words after `--` go to tritonserver as they are; its
+--model-repository=OTHER serves further ones.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sysconfig
 import tempfile
 from importlib import metadata
 from pathlib import Path
+from typing import NoReturn
 
 HERE = Path(__file__).resolve().parent
 CONTAINER = Path("/opt/tritonserver/bin/tritonserver")
@@ -31,11 +33,17 @@ FOLDER = "DFLASH_TRT_FOLDER"  # the models' sockets go there
 STOPPING = "stopping"  # a file there, from the moment the server is told to end
 INSTALL = "pip install nvidia-pytriton 'numpy<2'"
 PR_SET_PDEATHSIG = 1
+UNSAFE = re.compile(r"[^\w@%+=:,./-]", re.ASCII)  # Triton's Python backend hands paths to a shell as they are
+GRACE = re.compile(r'key:\s*"grace"\s*,?\s*value:?\s*\{\s*string_value:\s*"([^"]*)"')
 
 
 def main() -> int:
     arguments = parse(sys.argv[1:])
+    for repository in repositories(arguments.further):
+        if configs(repository):
+            check_path(repository, "move the model repository to another path")
     with tempfile.TemporaryDirectory(prefix="dflash-triton-") as folder:
+        check_path(folder, "set TMPDIR to another folder")
         server, environment = find_server(Path(folder))
         return run([*server, *options(arguments), *arguments.further], environment | {FOLDER: folder})
 
@@ -46,18 +54,49 @@ def parse(words: list[str]) -> argparse.Namespace:
     for name, port in {"http": 8000, "grpc": 8001, "metrics": 8002}.items():
         parser.add_argument(f"--{name}-port", type=int, default=port, help="(default: %(default)s)")
     parser.add_argument("--address", default="127.0.0.1", help="of all three (default: %(default)s)")
-    stop = longest_grace() + 15
+    stop = longest_grace(repositories(words[end + 1 :])) + 15
     parser.add_argument("--exit-timeout", type=int, default=stop, help="seconds a stop may take (default: %(default)s)")
     found = parser.parse_args(words[:end])
     found.further = words[end + 1 :]
     return found
 
 
-def longest_grace() -> int:
-    """Seconds for which a model of the repository lets running requests go on."""
-    texts = [config.read_text(encoding="utf-8") for config in HERE.glob("*/config.pbtxt")]
-    found = [re.search(r'key: "grace", value: { string_value: "([0-9.]+)"', text) for text in texts]
-    return math.ceil(max([float(match[1]) for match in found if match], default=30))
+def repositories(further: list[str]) -> list[Path]:
+    """This one, and those that the words for tritonserver name."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--model-repository", "--model-store", action="append", default=[])
+    return [HERE, *map(Path, parser.parse_known_args(further)[0].model_repository)]
+
+
+def configs(repository: Path) -> dict[Path, str]:
+    """Those of models that `dflash-trt deploy` made."""
+    found = {path: path.read_text(encoding="utf-8", errors="replace") for path in repository.glob("*/config.pbtxt")}
+    return {path: text for path, text in found.items() if GRACE.search(text)}
+
+
+def longest_grace(repositories: list[Path]) -> int:
+    """Seconds for which a model of ours lets running requests go on."""
+    found = []
+    for path, text in (item for repository in repositories for item in configs(repository).items()):
+        said = GRACE.findall(text)[0]
+        try:
+            found.append(math.ceil(float(said)))
+        except (ValueError, OverflowError):
+            refuse(f"the grace is {said!r}, no number of seconds", path, "write one, such as 30.0")
+    return max(found, default=30)
+
+
+def check_path(path: object, fix: str) -> None:
+    if found := UNSAFE.search(str(path)):
+        what = f"Triton's Python backend takes no path with {found[0]!a}"
+        refuse(what, path, f"{fix}, of letters, digits and @%+=:,./-_ alone")
+
+
+def refuse(what: str, where: object, fix: str) -> NoReturn:
+    """One line, and the exit code of mistakes that stay when it is tried again."""
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(where))
+    print(f"error: {what} — {shown} — {fix}", file=sys.stderr)
+    sys.exit(2)
 
 
 def options(arguments: argparse.Namespace) -> list[str]:

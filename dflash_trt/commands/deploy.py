@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typer.exceptions import TyperException
 
 from dflash_trt.commands.serve import serve
 from dflash_trt.errors import UserError
+from dflash_trt.serve.paths import MOST_WAITING, check_grace
 from dflash_trt.serve.repository import write_repository
 
 
@@ -28,14 +28,15 @@ def deploy(
     socket: Path | None = typer.Option(
         None, help="Attach to the server of this Unix socket, `dflash-trt serve --socket`.", show_default=False
     ),
-    max_waiting: int = typer.Option(256, min=1, help="Requests that may wait for a slot; further ones are refused."),
+    max_waiting: int = typer.Option(
+        256, min=1, max=MOST_WAITING, help="Requests that may wait for a slot; further ones are refused."
+    ),
     grace: float = typer.Option(30, min=0, help="Seconds running requests have to end when the server stops."),
     force: bool = typer.Option(False, "--force", help="Replace an existing model repository."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Make a model repository that tritonserver serves, with a script that starts it."""
-    if not math.isfinite(grace):
-        raise UserError(f"grace is {grace}", where="--grace", fix="give a number of seconds")
+    check_grace(grace)
     _check(options or ())
     made = write_repository(
         directory, output, name=name, socket=socket, max_waiting=max_waiting, grace=grace,
@@ -56,7 +57,7 @@ def deploy(
 
 def _check(options: Sequence[str]) -> None:
     """Raise UserError for what `dflash-trt serve` will not take: better now than when Triton starts it."""
-    single = typer.Typer(add_completion=False)
+    single = typer.Typer(add_completion=False, context_settings={"help_option_names": []})
     single.command("serve")(serve)
     try:
         typer.main.get_command(single).make_context("serve", ["ENGINE", *options])

@@ -6,7 +6,6 @@ import contextlib
 import ipaddress
 import json
 import logging
-import math
 import os
 import resource
 import signal
@@ -24,10 +23,12 @@ from dflash_trt.runtime.lockstep import follow, lead
 from dflash_trt.runtime.open import make_generator, open_engine_on, open_session
 from dflash_trt.runtime.world import find_world
 from dflash_trt.serve.address import bind
+from dflash_trt.serve.identity import HEADER, identity
 from dflash_trt.serve.keys import Keys
 from dflash_trt.serve.loop import EngineLoop
 from dflash_trt.serve.openai.app import make_app
 from dflash_trt.serve.openai.front import Settings
+from dflash_trt.serve.paths import MOST_WAITING, check_grace, check_reachable
 from dflash_trt.serve.server import find_parent
 from dflash_trt.serve.server import serve as run
 
@@ -41,8 +42,10 @@ def serve(
     model_name: str = typer.Option(None, help="What clients call the model. Default: the target's name."),
     no_draft: bool = typer.Option(False, "--no-draft", help="One token a step, from the target alone."),
     batch: int = typer.Option(None, min=1, help="Requests answered at once. Default: all slots of the engine."),
-    threads: int = typer.Option(None, min=1, help="Of one operator, on a CPU. Default: all cores, shared by ranks."),
-    max_waiting: int = typer.Option(256, min=0, help="Requests that may wait for a slot."),
+    threads: int = typer.Option(
+        None, min=1, max=4096, help="Of one operator, on a CPU. Default: all cores, shared by ranks."
+    ),
+    max_waiting: int = typer.Option(256, min=0, max=MOST_WAITING, help="Requests that may wait for a slot."),
     grace: float = typer.Option(30.0, min=0, help="Seconds that running requests have to finish after a signal."),
     api_keys: Path = typer.Option(None, help="A file of API keys, one a line. Or DFLASH_TRT_API_KEYS=KEY,KEY."),
     max_body_bytes: int = typer.Option(1 << 20, min=1, help="Of a request."),
@@ -57,12 +60,14 @@ def serve(
 
     It drains on SIGTERM, SIGINT or SIGUSR1. An engine of several ranks is started with mpirun; that drains on SIGUSR1.
     """
-    if not math.isfinite(grace):
-        raise UserError(f"grace is {grace}", where="--grace", fix="give a number of seconds")
+    check_grace(grace)
+    check_reachable(directory, "engine directory")
     if not host:
         raise UserError(
             "the host is empty", where="--host", fix="give an address; 0.0.0.0 is every one of this machine"
         )
+    if model_name and not model_name.isprintable():
+        raise UserError("the name has characters that no line can show", where="--model-name", fix="give plain text")
     _take_signals()
     _raise_file_limit()
     with ExitStack() as stack:
@@ -111,6 +116,7 @@ def serve(
             ready=lambda: _announce(settings.model, where, as_json),
             world=world,
             parent=served,
+            headers={HEADER: identity(engine.manifest)},
         )
 
 
@@ -137,8 +143,9 @@ def _addresses(sockets: list[socket.socket]) -> dict[str, str]:
 
 def _announce(model: str, where: dict[str, str], as_json: bool) -> None:
     record = {"model": model, **where, "pid": os.getpid()}
+    text = json.dumps(record) if as_json else f"serving {model} on {' and '.join(where.values())}"
     with contextlib.suppress(OSError):  # nobody need listen to this
-        print(json.dumps(record) if as_json else f"serving {model} on {' and '.join(where.values())}", flush=True)
+        print(text.encode(errors="backslashreplace").decode(), flush=True)  # a path may be no UTF-8
 
 
 def _take_signals() -> None:

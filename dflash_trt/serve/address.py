@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dflash_trt.errors import UserError
+from dflash_trt.serve.paths import printable
 
 _BACKLOG = 2048  # connections; they wait while the engine is loaded
 _LONGEST = 107  # bytes in the name of a Unix socket, by the kernel
@@ -34,9 +35,12 @@ def bind(host: str | None, port: int, path: Path | None) -> list[socket.socket]:
 
 
 def check_path(path: Path) -> None:
-    """Raise UserError for a name that the kernel does not take for a Unix socket."""
+    """Raise UserError for what cannot become a Unix socket, whoever tries."""
     if len(os.fsencode(path)) > _LONGEST:
-        raise UserError(f"the name has more than {_LONGEST} bytes", where=path, fix="give --socket a shorter path")
+        what = f"the name has more than {_LONGEST} bytes"
+        raise UserError(what, where=printable(path), fix="give --socket a shorter path")
+    if path.is_dir():
+        raise UserError("this is a folder", where=printable(path), fix="give --socket the path of a file in it")
 
 
 class UnixFiles:
@@ -60,17 +64,15 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
     try:
         tcp.bind((host, port))
         tcp.listen(_BACKLOG)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, TypeError, UnicodeError) as error:  # the last two: no name of any host
         tcp.close()
-        what = f"cannot listen on {host} port {port}: {getattr(error, 'strerror', None) or error}"
+        what = f"cannot listen on {printable(host)} port {port}: {getattr(error, 'strerror', None) or error}"
         raise UserError(what, where="--host, --port", fix="choose another; --port 0 takes any free one") from None
     return tcp
 
 
 def _bind_unix(path: Path) -> socket.socket:
     check_path(path)
-    if path.is_dir():
-        raise UserError("this is a folder", where=path, fix="give --socket the path of a file in it")
     unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):

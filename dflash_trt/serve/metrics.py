@@ -6,6 +6,7 @@ Times are observed as they pass; what the engine counts itself is read when some
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -53,7 +54,7 @@ class Metrics:
         self._rows = histogram("batch_size", "Rows of a decode call", _ROWS)
         self._finished = Counter("dflash_requests", "Ended requests", ("finish_reason",), registry=registry)
         self._refused = Counter("dflash_refused", "Refused requests", ("reason",), registry=registry)
-        registry.register(_Reader(read))
+        registry.register(_Reader(read, time.time()))
 
     def text(self) -> bytes:
         """All of it in Prometheus' exposition format."""
@@ -91,8 +92,8 @@ class Metrics:
 class _Reader(Collector):
     """A reading as metrics."""
 
-    def __init__(self, read: Callable[[], Reading]):
-        self._read = read
+    def __init__(self, read: Callable[[], Reading], start: float):
+        self._read, self._start = read, start
 
     def collect(self) -> Iterator[Metric]:
         now = self._read()
@@ -101,6 +102,7 @@ class _Reader(Collector):
         def gauge(name: str, text: str, value: float) -> Metric:
             return GaugeMetricFamily(f"dflash_{name}", text, value=value)
 
+        yield gauge("start_time_seconds", "When this process began to count, in seconds since 1970", self._start)
         yield gauge("up", "1 while requests are taken", now.up)
         yield gauge("requests_waiting", "Requests without a slot", now.waiting)
         yield gauge("requests_running", "Requests with a slot", now.running)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import secrets
 import shlex
@@ -23,16 +24,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import dflash_trt
-from dflash_trt.engine.directory import reported, staged
+from dflash_trt.durable import reported
+from dflash_trt.engine.directory import staged
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.errors import UserError
 from dflash_trt.serve.address import check_path
+from dflash_trt.serve.identity import identity
+from dflash_trt.serve.paths import check_reachable, printable
 
 VERSION = "1"  # of the model, to Triton
 START = "start.py"
 CONFIG = "config.pbtxt"
 MODEL = "model.py"
 PACKAGE = "dflash_triton"
+LONGEST_NAME = 200  # bytes, of model and folder: file systems hold 255, and staging adds to it
+UNSAFE = re.compile(r"[^\w@%+=:,./-]", re.ASCII)  # Triton's Python backend hands paths to a shell as they are
 OWN = ("--socket", "--no-http", "--host", "--port", "--parent", "--json", "--max-waiting", "--grace")  # the model's
 
 
@@ -67,7 +73,10 @@ def write_repository(
     `dflash-trt serve`. `force` replaces a repository that this wrote. Raises UserError for what cannot be served.
     """
     if name == START or not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
-        raise UserError(f"{name!r} is no name of a model", where="--name", fix="use letters, digits, _, - and .")
+        raise UserError(f"{name[:80]!r} is no name of a model", where="--name", fix="use letters, digits, _, - and .")
+    if len(name) > LONGEST_NAME:
+        raise UserError(f"the name has {len(name)} characters", where="--name", fix=f"use {LONGEST_NAME} at most")
+    _check_output(output)
     if socket:
         check_path(socket.absolute())
     if socket and arguments:
@@ -76,6 +85,7 @@ def write_repository(
     if taken := [word for word in arguments if word.partition("=")[0] in OWN]:
         fix = "leave it out; --socket, --max-waiting and --grace go before the --"
         raise UserError(f"{taken[0]} is the model's to choose", where="options behind --", fix=fix)
+    check_reachable(engine, "engine directory")
     manifest = read_manifest(engine)
     parameters = {
         "engine_directory": str(engine.resolve()),
@@ -83,9 +93,14 @@ def write_repository(
         "command": _command(),
         "arguments": shlex.join(arguments),
         "socket": str(socket.absolute()) if socket else "",
-        "grace": f"{grace:g}",
+        "grace": str(float(grace)),
         "max_waiting": str(max_waiting),
+        "identity": identity(manifest),
     }
+    for key, value in parameters.items():
+        if not value.isprintable():  # nor UTF-8, then
+            what = "Triton's configuration takes printable UTF-8 alone"
+            raise UserError(what, where=f"{key.replace('_', ' ')}: {printable(value)}", fix="use another name")
     templates = _templates()
     with _replaced(output, force), staged(output) as folder:
         shutil.copyfile(templates / START, folder / START)
@@ -97,6 +112,19 @@ def write_repository(
         shutil.copyfile(templates / MODEL, version / MODEL)
         shutil.copytree(templates / PACKAGE, version / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
     return Repository(output.absolute(), name, engine.resolve(), manifest.mapping.world)
+
+
+def _check_output(output: Path) -> None:
+    """Raise UserError for a path that Triton cannot start from, or that the file system does not hold."""
+    check_reachable(output, "--output")
+    place = output.resolve()
+    if len(os.fsencode(place.name)) > LONGEST_NAME:
+        what = f"the name of the folder has more than {LONGEST_NAME} bytes"
+        raise UserError(what, where=printable(place), fix="give --output a shorter one")
+    if found := UNSAFE.search(str(place)):
+        what = f"Triton's Python backend takes no path with {found[0]!a}"
+        fix = "give --output a path of letters, digits and @%+=:,./-_ alone"
+        raise UserError(what, where=printable(place), fix=fix)
 
 
 def _templates() -> Path:

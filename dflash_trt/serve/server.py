@@ -16,7 +16,7 @@ import math
 import signal
 import socket
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from time import monotonic
 from typing import Any
 
@@ -54,15 +54,25 @@ def serve(
     ready: Callable[[], None],
     world: World,
     parent: Peer | None = None,
+    headers: Mapping[str, str] = {},
 ) -> None:
     """Serve `app` until a signal, or until `parent` is gone; `ready` is called once the engine is warm.
+
+    Every answer gets `headers` besides its own.
 
     Raises the engine's fault if that ended it, Stopped if accepted requests were cut.
     """
     files = UnixFiles(sockets)
     # Quiet: requests are the application's to log. No lifespan: what the app needs lives outside of it.
     config = uvicorn.Config(
-        app, http=Protocol, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False
+        app,
+        http=Protocol,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        headers=list(headers.items()),
     )
     try:
         asyncio.run(_Service(_Uvicorn(config), loop, app.state.exchanges, grace, world, parent).run(sockets, ready))

@@ -37,15 +37,15 @@ def engine(pair, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def parallel(pair, tmp_path_factory) -> Path:
-    """The same for two ranks; there is a space in its path."""
-    directory = tmp_path_factory.mktemp("serve") / "two ranks"
+    """The same for two ranks; a shell would make something else of its path, and it is not ASCII."""
+    directory = tmp_path_factory.mktemp("serve") / "two 'ranks' \"é\" $HOME"
     return convert(*pair, directory, max_batch=4, max_seq_len=2048, tp=2).path
 
 
 @pytest.fixture(scope="session")
-def server(engine) -> Iterator[Server]:
+def server(engine, tmp_path_factory) -> Iterator[Server]:
     """One for many tests, of which each leaves it without requests. Its log and its counts are those of all of them."""
-    with Server(engine, "--threads", 1) as server:
+    with Server(engine, "--threads", 1, "--socket", tmp_path_factory.mktemp("server") / "s") as server:
         yield server
 
 

@@ -20,7 +20,8 @@ from tests.waiting import until
 
 REQUESTS, SETTLED = 2000, 600
 PROMPTS = [f"prompt {n}" for n in range(20)]
-TOKENS = 12
+TOKENS = 8
+GREEDY = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def engine(tmp_path_factory) -> Path:
 def texts(engine) -> list[str]:
     generator = open_generator(open_engine(engine), threads=1)
     answers = dict.fromkeys(PROMPTS, "")
-    for out in generator.generate([Request(prompt, TOKENS, id=prompt) for prompt in PROMPTS]):
+    for out in generator.generate([Request(prompt, TOKENS, id=prompt, ignore_eos=True) for prompt in PROMPTS]):
         answers[out.request_id] += out.text
     return list(answers.values())
 
@@ -58,19 +59,19 @@ def test_slots_memory_and_texts_are_in_order_after_2000_mixed_requests(engine, t
 
 
 def whole(server: Server, prompt: str, text: str, chance: float) -> None:
-    body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
+    body = GREEDY | {"prompt": prompt}
     assert answer(server, body)["choices"][0]["text"] == text
 
 
 def streamed(server: Server, prompt: str, text: str, chance: float) -> None:
-    body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True}
+    body = GREEDY | {"prompt": prompt, "stream": True}
     with server.ask(COMPLETION, body) as asked:
         assert text_of(asked.events()) == text
 
 
 def stopped(server: Server, prompt: str, text: str, chance: float) -> None:
-    stop = text[(at := int(chance * 9)) : at + 3]
-    body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stop": [stop]}
+    stop = text[(at := int(chance * (len(text) - 2))) : at + 3]
+    body = GREEDY | {"prompt": prompt, "stop": [stop]}
     choice = answer(server, body)["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == (text[: text.find(stop)], "stop")
 

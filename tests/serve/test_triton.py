@@ -32,7 +32,7 @@ from tests.waiting import until
 
 PYTHON = Path(os.environ.get("DFLASH_TRT_TRITON_PYTHON") or ROOT / ".venv-triton" / "bin" / "python")
 CLIENT = Path(__file__).parent / "programs" / "ask_triton.py"
-LONG = 1990  # tokens; the engines hold 2,048
+LONG = {"max_tokens": 1990, "ignore_eos": True}  # the engines hold 2,048 tokens
 CLIENTS = 64
 
 
@@ -56,8 +56,8 @@ class Triton:
     def __enter__(self) -> Triton:
         def ready() -> bool:
             assert self.process.poll() is None, self.log.read_text()
-            with contextlib.suppress(OSError), _local(self.http) as connection:
-                return connection.get("/v2/health/ready").status == 200
+            with contextlib.suppress(OSError), _local(self.http) as one, _local(self.metrics_port) as other:
+                return [one.get("/v2/health/ready").status, other.get("/metrics").status] == [200, 200]
             return False
 
         try:
@@ -109,6 +109,11 @@ class Triton:
 
     def cancelled(self) -> float:
         return self.metric("dflash_requests_total", finish_reason="cancelled", model="dflash")
+
+    def taken(self) -> float:
+        """Requests that have come to the engine, and have not ended early."""
+        now = [self.metric(f"dflash_requests_{which}", model="dflash") for which in ("waiting", "running")]
+        return sum(now) + self.metric("dflash_requests_total", finish_reason="length", model="dflash")
 
     def running(self) -> float:
         return self.metric("dflash_kv_slots_used", model="dflash")
@@ -165,12 +170,14 @@ def test_64_streaming_clients_get_the_texts_of_the_generator_each_its_own(triton
     prompts = ["".join(rng.choice(list("abcdefgh "), rng.integers(1, 60))) for _ in range(CLIENTS)]
     lengths = rng.integers(1, 50, CLIENTS).tolist()
     pairs = list(zip(prompts, lengths, strict=True))
-    requests = [Request(prompt, length, stop=("bbab",) if length % 2 else ()) for prompt, length in pairs]
+    requests = [
+        Request(prompt, length, stop=("bbab",) if length % 2 else (), ignore_eos=True) for prompt, length in pairs
+    ]
     questions: list[dict[str, Any]] = []
     for number, (prompt, length) in enumerate(pairs):
         given: dict[str, Any] = {"text_input": prompt} if number % 3 else {"input_ids": list(prompt.encode())}
         given |= {"stop_words": ["bbab"]} if length % 2 else {}
-        questions.append(given | {"max_tokens": length, "stream": True})
+        questions.append(given | {"max_tokens": length, "stream": True, "ignore_eos": True})
     answers = triton.clients(*questions)
     assert [answer["error"] for answer in answers] == [None] * CLIENTS
     assert [joined(answer["responses"]) for answer in answers] == texts_of(generator, requests)
@@ -186,11 +193,11 @@ def test_64_streaming_clients_get_the_texts_of_the_generator_each_its_own(triton
 
 
 def test_generate_and_generate_stream_say_the_same(triton, generator):
-    (text,) = texts_of(generator, [Request("wort", 1000)])
-    whole = triton.generate(text_input="wort", max_tokens=1000)
+    (text,) = texts_of(generator, [Request("wort", 1000, ignore_eos=True)])
+    whole = triton.generate(text_input="wort", max_tokens=1000, ignore_eos=True)
     assert whole["text_output"] == text and whole["finish_reason"] == "length"
-    assert bytes(whole["output_ids"]).decode() == text
-    with triton.stream(text_input="wort", max_tokens=1000) as events:
+    assert generator.tokenizer.decode(whole["output_ids"]) == text
+    with triton.stream(text_input="wort", max_tokens=1000, ignore_eos=True) as events:
         pieces = list(events)
     assert "".join(piece["text_output"] for piece in pieces) == text
     assert len(pieces) > 2, "a busy machine makes fewer of them, and larger ones, but not of a thousand tokens"
@@ -212,9 +219,9 @@ def test_parameters_come_as_tensors_as_sampling_parameters_or_beside_them(triton
 
 
 def test_the_prompt_and_the_counts_come_with_the_answer_if_asked_for(triton):
-    plain = triton.generate(text_input="abc", max_tokens=5)
+    plain = triton.generate(text_input="abc", max_tokens=5, ignore_eos=True)
     more = {"exclude_input_in_output": False, "return_num_input_tokens": True, "return_num_output_tokens": True}
-    full = triton.generate(text_input="abc", max_tokens=5, **more)
+    full = triton.generate(text_input="abc", max_tokens=5, ignore_eos=True, **more)
     assert full["text_output"] == "abc" + plain["text_output"]
     assert (full["num_input_tokens"], full["num_output_tokens"]) == (3, 5)
     assert "num_input_tokens" not in plain
@@ -232,6 +239,8 @@ def test_the_prompt_and_the_counts_come_with_the_answer_if_asked_for(triton):
         ({"text_input": "a", "max_token": 5}, "there is no parameter 'max_token' — parameters: max_token — known are "),
         ({"text_input": "a", "sampling_parameters": '{"beams": 2}'}, "there is no parameter 'beams'"),
         ({"text_input": "a", "sampling_parameters": "{"}, "not JSON"),
+        ({"text_input": "a", "sampling_parameters": "[" * 100_000}, "nested too deeply — sampling_parameters — "),
+        ({"text_input": "a", "sampling_parameters": r'{"\ud800": 1}'}, "half a character — sampling_parameters — "),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -252,25 +261,25 @@ def test_grpc_clients_get_the_text_of_an_error(triton):
 
 def test_who_leaves_early_frees_the_slot(triton):
     before = triton.cancelled()
-    questions = [{"text_input": "a", "max_tokens": LONG, "stream": True, "cancel_after": 2 * n} for n in (1, 2, 3)]
+    questions = [LONG | {"text_input": "a", "stream": True, "cancel_after": 2 * n} for n in (1, 2, 3)]
     triton.clients(*questions)
-    with triton.stream(text_input="b", max_tokens=LONG) as events:
+    with triton.stream(text_input="b", **LONG) as events:
         next(events)
     until(lambda: triton.cancelled() == before + len(questions) + 1 and not triton.running())
 
 
 def test_a_full_queue_refuses_what_does_not_fit(triton):
-    questions = [{"text_input": "a", "max_tokens": LONG, "stream": True, "cancel_after": 200}] * 12
+    questions = [LONG | {"text_input": "a", "stream": True, "cancel_after": 60}] * 12
     full = [answer["error"] for answer in triton.clients(*questions, model="two") if answer["error"]]
     assert 0 < len(full) <= 6, "4 slots, and 2 may wait"
     assert all("2 requests wait already" in error for error in full)
 
 
 def test_metrics_of_triton_and_of_the_engine_are_on_one_port(triton):
-    triton.generate(text_input="a", max_tokens=9)
+    triton.generate(text_input="a", max_tokens=9, ignore_eos=True)
     length = {"finish_reason": "length", "model": "dflash"}
     before = triton.metric("dflash_requests_total", **length)
-    triton.generate(text_input="a", max_tokens=9)
+    triton.generate(text_input="a", max_tokens=9, ignore_eos=True)
     until(lambda: triton.metric("dflash_requests_total", **length) > before)
     assert triton.metric("nv_inference_request_success", model="dflash", version="1") > 1
     assert triton.metric("dflash_kv_slots", model="dflash") == triton.metric("dflash_kv_slots", model="two") == 4
@@ -292,22 +301,27 @@ def test_an_engine_that_refuses_ends_the_server_with_its_own_words(engine, tmp_p
 
 
 def test_the_model_attaches_to_a_server_and_finds_it_again(triton, engine, generator, outside):
-    question = {"model": "attached", "text_input": "ab", "max_tokens": 12}
-    (text,) = texts_of(generator, [Request("ab", 12)])
+    def ended() -> float:
+        return triton.metric("dflash_requests_total", finish_reason="length", model="attached")
+
+    question = {"model": "attached", "text_input": "ab", "max_tokens": 12, "ignore_eos": True}
+    (text,) = texts_of(generator, [Request("ab", 12, ignore_eos=True)])
     assert triton.generate(**question)["text_output"] == text
+    until(lambda: ended() == 1)
     outside.process.kill()
     outside.process.wait()
     refusal = triton.generate(**question)["error"]
     assert "no engine answers" in refusal and f"--socket {outside.socket}" in refusal
     with Server(engine, "--threads", 1, "--no-http", "--socket", outside.socket):
         assert triton.generate(**question)["text_output"] == text
+        until(lambda: ended() == 2)  # that server has counted one alone
 
 
 def test_a_killed_rank_fails_what_runs_and_the_engine_comes_back(triton, parallel, generator):
     (text,) = texts_of(generator, [Request("ab", 12)])
     question = {"model": "two", "text_input": "ab", "max_tokens": 12}
     assert triton.generate(**question)["text_output"] == text
-    with triton.stream(**question | {"max_tokens": LONG}) as events:
+    with triton.stream(**question | LONG) as events:
         next(events)
         os.kill(rank_of(parallel, 1), signal.SIGKILL)
         assert "error" in (last := list(events)[-1])
@@ -317,10 +331,11 @@ def test_a_killed_rank_fails_what_runs_and_the_engine_comes_back(triton, paralle
 
 
 def test_sigterm_lets_requests_end(triton, parallel, generator):
-    (text,) = texts_of(generator, [Request("ab", 400)])
+    (text,) = texts_of(generator, [Request("ab", 400, ignore_eos=True)])
+    question = {"text_input": "ab", "max_tokens": 400, "ignore_eos": True}
     with (
-        triton.stream(text_input="ab", max_tokens=400) as one,
-        triton.stream("two", text_input="ab", max_tokens=400) as two,
+        triton.stream(**question) as one,
+        triton.stream("two", **question) as two,
     ):
         begun = [next(one), next(two)]
         triton.process.send_signal(signal.SIGTERM)
@@ -359,10 +374,12 @@ def test_requests_that_outlast_the_grace_are_told_so_and_the_server_ends(engine,
     made = write_repository(engine, tmp_path / "repository", name="dflash", grace=0.5, arguments=["--threads", "1"])
     with Triton(made.start, log=tmp_path / "log") as server:
         with contextlib.ExitStack() as stack:  # Triton waits for connections to close, too
-            streams = [stack.enter_context(server.stream(text_input="ab", max_tokens=LONG)) for _ in range(24)]
-            next(streams[0])
+            callers = [stack.enter_context(_local(server.http)) for _ in range(16)]
+            for caller in callers:
+                caller.post("/v2/models/dflash/generate_stream", LONG | {"text_input": "ab", "stream": True})
+            until(lambda: server.taken() >= len(callers))
             server.process.send_signal(signal.SIGTERM)
-            lasts = [list(stream)[-1] for stream in streams]
+            lasts = [list(caller.events())[-1] for caller in callers]
         assert server.process.wait(timeout=30) == 0
     cut = [last["error"] for last in lasts if "error" in last]
     assert cut and all("stopped before the answer was complete" in error for error in cut)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +14,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deploy.triton.dflash_triton.engine import Engine, EngineFailed
+from deploy.triton import start
 from deploy.triton.dflash_triton.settings import Settings
 from dflash_trt.cli import app
+from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.errors import UserError
 from dflash_trt.launcher import mpirun
-from tests.runtime.mpi import CLI, ROOT
+from dflash_trt.serve.identity import identity
+from tests.runtime.mpi import ROOT
 
 
 def deploy(engine: Path, output: Path, *options: object) -> str:
@@ -43,7 +47,9 @@ def test_a_repository_holds_all_that_triton_needs_and_says_how_to_start_it(engin
     assert files == {f"repository/{name}" for name in {"start.py", *model}}
     assert f"python {tmp_path}/repository/start.py" in said and "/v2/models/my-model.1/generate" in said
     settings = settings_of(tmp_path / "repository/my-model.1/config.pbtxt")
-    assert settings == Settings(str(engine), 1, settings.command, (), "", 30.0, 256)
+    name = identity(read_manifest(engine))
+    assert settings == Settings(str(engine), 1, settings.command, (), "", 30.0, 256, name)
+    assert re.fullmatch(r"target@[0-9a-f]{16}", name)
     assert Path(settings.command[0]).name == "dflash-trt"
 
 
@@ -97,7 +103,14 @@ def test_a_repository_is_replaced_only_if_told_to_and_only_if_it_is_one(engine, 
         (["--name", "start.py"], "'start.py' is no name of a model"),
         (["--grace", "inf"], "grace is inf"),
         (["--", "--socket=/x"], "--socket=/x is the model's to choose"),
+        (["--grace", "1e10"], "grace is 10000000000.0"),
         (["--", "--frobnicate"], "No such option: --frobnicate — options behind --"),
+        (["--", "--help"], "No such option: --help — options behind --"),
+        (["--", "-h"], "No such option: -h — options behind --"),
+        (["--", "--model-name", "\udcff"], r"printable UTF-8 alone — arguments: --model-name '\udcff' — "),
+        (["--name", "n" * 300], "the name has 300 characters — --name — "),
+        (["--socket", "\udcff"], "printable UTF-8 alone — socket: "),
+        (["--socket", "/tmp"], "this is a folder — /tmp — "),
         (["--name", "a/b"], "'a/b' is no name of a model — --name"),
         (["--name", ""], "'' is no name of a model"),
         (["--socket", "/" + 107 * "s"], "the name has more than 107 bytes"),
@@ -113,17 +126,75 @@ def test_what_cannot_work_is_refused(engine, tmp_path, options, words):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_engine_that_does_not_start_says_why(tmp_path):
-    logged: list[str] = []
-    for command, words in {" ".join(CLI[:1]): "exit code", "/no/such": "No such file or directory — /no/such"}.items():
-        engine = Engine(Settings(str(tmp_path), 1, (command,), (), "", 1.0, 1), logged.append)
-        with pytest.raises(EngineFailed, match=words):
-            engine.start()
-        assert not Path(engine.socket).parent.exists()
-    engine = Engine(Settings(str(tmp_path), 1, tuple(CLI), (), "", 1.0, 1), logged.append)
-    with pytest.raises(EngineFailed, match=r"not an engine directory: it has no manifest\.json — "):
-        engine.start()
-    assert any(line.startswith("error: not an engine directory") for line in logged)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a b", "takes no path with ' ' — "),
+        ("a'b", 'takes no path with "\'" — '),
+        ('a"b', "takes no path with '\"' — "),
+        ("$(reboot)", "takes no path with '$' — "),
+        ("a\nb", r"the path has a line break — "),
+        ("é", r"takes no path with '\xe9' — "),
+        ("\udcff", r"takes no path with '\udcff' — "),
+        ("n" * 240, "the name of the folder has more than 200 bytes — "),
+        ("n" * 300, "File name too long — --output: "),
+    ],
+    ids=lambda value: ascii(value)[:20],
+)
+def test_a_path_that_triton_cannot_start_from_is_refused_in_one_line(engine, tmp_path, name, words):
+    with pytest.raises(UserError) as refusal:
+        deploy(engine, tmp_path / name)
+    assert words in str(refusal.value) and "\n" not in str(refusal.value) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "a\nb", "\udcff"], ids=ascii)
+def test_an_engine_with_a_path_that_cannot_be_is_refused_in_one_line(tmp_path, name):
+    for command in (["deploy", "triton", f"/{name}", "-o", str(tmp_path / "r")], ["serve", f"/{name}"]):
+        with pytest.raises(UserError) as refusal:
+            CliRunner().invoke(app, command, catch_exceptions=False)
+        assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("option", ["--max-waiting", "--threads"])
+def test_numbers_beyond_all_reason_are_wrong_usage(engine, tmp_path, option):
+    options = [option, "9" * 30] if option == "--max-waiting" else ["--", option, "9" * 30]
+    done = CliRunner().invoke(app, ["deploy", "triton", str(engine), "-o", str(tmp_path / "repository"), *options])
+    assert done.exit_code == 2 or isinstance(done.exception, UserError)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_script_refuses_a_path_that_triton_cannot_start_from(engine, tmp_path):
+    deploy(engine, tmp_path / "repository")
+    moved = Path(shutil.copytree(tmp_path / "repository", tmp_path / "a b"))
+    (tmp_path / "t mp").mkdir()
+    for script, words, environment in [
+        (moved, [], {}),
+        (tmp_path / "repository", ["--", f"--model-repository={moved}"], {}),
+        (tmp_path / "repository", [], {"TMPDIR": str(tmp_path / "t mp")}),
+    ]:
+        command = [sys.executable, str(script / "start.py"), *words]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert done.stderr.startswith("error: Triton's Python backend takes no path with ' ' — ")
+
+
+@pytest.mark.parametrize("grace", [0, 1e-5, 0.1, 30, 1234567.5, 1e6, 1e9])
+def test_the_grace_is_one_number_wherever_it_is_read(engine, tmp_path, grace):
+    deploy(engine, tmp_path / "repository", "--grace", grace)
+    settings = settings_of(tmp_path / "repository/dflash/config.pbtxt")
+    words = settings.serve("/socket", 1)
+    assert settings.grace == float(words[words.index("--grace") + 1]) == grace
+    assert start.longest_grace([tmp_path / "repository"]) == math.ceil(grace)
+
+
+def test_the_longest_grace_of_all_repositories_counts(engine, tmp_path):
+    for name, grace in {"a": 5, "b": 70.5, "c": 20}.items():
+        deploy(engine, tmp_path / name, "--grace", grace)
+    further = [f"--model-repository={tmp_path}/b", "--log-verbose=1", "--model-store", f"{tmp_path}/c"]
+    assert start.repositories(further)[1:] == [tmp_path / "b", tmp_path / "c"]
+    assert start.longest_grace([tmp_path / "a", *start.repositories(further)]) == 71
+    help_of_a = [sys.executable, str(tmp_path / "a/start.py"), "--help", "--", *further]
+    assert "86)" in subprocess.run(help_of_a, capture_output=True, text=True).stdout, "and 15 seconds"
 
 
 def test_without_any_tritonserver_the_script_says_where_it_looked(engine, tmp_path):

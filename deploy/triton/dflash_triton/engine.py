@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -16,16 +17,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from .settings import Settings
-from .unix_http import fetch
+from .unix_http import engine_at, fetch, listens
 
 LIBRARY_PATH = "DFLASH_TRT_LD_LIBRARY_PATH"  # what LD_LIBRARY_PATH was before start.py put Triton's own libraries there
 FOLDER = "DFLASH_TRT_FOLDER"  # a folder that start.py removes in the end
 STOPPING = "stopping"  # a file that start.py puts there when the server is told to end
 _LAUNCHERS = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMIX_", "PMI_", "PRTE_")  # variables of a job around tritonserver
 _PATIENCE = 60.0  # seconds for somebody else's server to appear
-_LONGEST_WAIT = 60.0  # seconds between two attempts to start
+_WAIT, _LONGEST_WAIT = 1.0, 60.0  # seconds between two attempts to start: at first, at last
 _CLOSE = 3.0  # seconds an idle engine may take to end
 _STEADY = 60.0  # seconds; an engine that ran so long failed anew, it does not keep failing
+_LOGGED = re.compile(r"\d{4}-\d\d-\d\d ")  # lines of the server's log: they may hold text of requests
 
 
 class EngineFailed(Exception):
@@ -43,6 +45,8 @@ class Engine:
         self.socket = settings.socket or f"{self._folder}/engine.sock"
         self._process: subprocess.Popen[bytes] | None = None
         self._words: collections.deque[str] = collections.deque(maxlen=20)
+        self._reader: threading.Thread | None = None  # of its log
+        self._fault = ""  # the last words of the one that ended, until the next one is ready
         self._stopping = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="keep the engine", daemon=True)
 
@@ -52,9 +56,29 @@ class Engine:
         if self._stopping.is_set():
             return "the server is shutting down — send the request elsewhere"
         if self._settings.socket:
-            serve = shlex.join(["dflash-trt", "serve", self._settings.engine, "--socket", self.socket])
-            return f"no engine answers — {self.socket} — start one: {serve}"
-        return f"the engine has ended and is being started again — {self._settings.engine} — send it again soon"
+            return f"no engine answers — {self.socket} — start one: {self._serve}"
+        why = f" ({self._fault.replace(' — ', ', ')})" if self._fault else ""
+        return f"the engine has ended{why} and is being started again — {self._settings.engine} — send it again soon"
+
+    def hangs(self, how: str) -> str:
+        """What to tell a caller whose request was taken by a process that does not get on; `how` is what it has not."""
+        if self._settings.socket:
+            fix = f"if it is not just being started, end it and start another: {self._serve}"
+            return f"the engine {how} — {self.socket} — {fix}"
+        if self._fault or self._stopping.is_set():
+            return self.trouble
+        return f"the engine {how} — {self._settings.engine} — ask elsewhere; if it stays so, start the server again"
+
+    def another(self, found: str) -> str:
+        """What to tell a caller if the server that somebody runs has the engine `found` instead of the right one."""
+        there, right = found or "one that does not say its name", self._settings.identity
+        what = f"the server there has the engine {there}, but this model was made for {right}"
+        return f"{what} — {self.socket} — start that one: {self._serve}; or run `dflash-trt deploy` for the other"
+
+    @property
+    def expected(self) -> str:
+        """The engine that answers must come from; empty where this model starts it."""
+        return self._settings.identity if self._settings.socket else ""
 
     @property
     def told_to_end(self) -> bool:
@@ -89,9 +113,16 @@ class Engine:
 
     def _attach(self) -> None:
         deadline = time.monotonic() + _PATIENCE
-        while fetch(self.socket, "/health") is None:
+        while (found := engine_at(self.socket)) is None:
             if time.monotonic() > deadline or self._stopping.wait(0.2):
-                raise EngineFailed(self.trouble)
+                is_there = listens(self.socket)
+                raise EngineFailed(self.hangs("takes no requests") if is_there else self.trouble)
+        if found != self.expected:
+            raise EngineFailed(self.another(found))
+
+    @property
+    def _serve(self) -> str:
+        return shlex.join(["dflash-trt", "serve", self._settings.engine, "--socket", self.socket])
 
     def _launch(self) -> None:
         words = self._settings.serve(self.socket, os.getpid())
@@ -100,7 +131,7 @@ class Engine:
         try:
             # Its own session: Ctrl-C at a terminal reaches tritonserver alone, which ends the engine in its turn.
             self._process = process = subprocess.Popen(
-                words,
+                [word.encode(errors="surrogateescape") for word in words],  # Triton's Python may take all for ASCII
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -108,12 +139,12 @@ class Engine:
                 start_new_session=True,
             )
         except OSError as error:
-            raise EngineFailed(f"{error.strerror} — {error.filename} — install it, or set DFLASH_TRT_COMMAND") from None
-        reader = threading.Thread(target=self._pass_on, args=(process,), name="the engine's log", daemon=True)
-        reader.start()
+            name = os.fsdecode(error.filename or words[0])
+            raise EngineFailed(f"{error.strerror} — {name} — install it, or set DFLASH_TRT_COMMAND") from None
+        self._reader = threading.Thread(target=self._pass_on, args=(process,), name="the engine's log", daemon=True)
+        self._reader.start()
         while fetch(self.socket, "/health") is None:
             if process.poll() is not None:
-                reader.join(2)
                 raise EngineFailed(self._last_words(process.returncode))
             if self._stopping.wait(0.05):
                 raise EngineFailed(self.trouble)
@@ -126,26 +157,36 @@ class Engine:
 
     def _keep(self) -> None:
         """Start the engine again whenever it ends, after 1, 2, 4 … seconds."""
-        wait, began = 1.0, time.monotonic()
-        while not self._stopping.is_set():
-            assert self._process
-            code = self._process.wait()
+        wait, began = _WAIT, time.monotonic()
+        while True:
+            if not self._fault:
+                assert self._process
+                self._fault = self._last_words(self._process.wait())
             if self._stopping.is_set():
                 return
             if time.monotonic() - began > _STEADY:
-                wait = 1.0
-            self._log(f"{self._last_words(code)}; starting it again in {wait:g} s")
+                wait = _WAIT
+            self._log(f"{self._fault}; starting it again in {wait:g} s")
             if self._stopping.wait(wait):
                 return
             wait, began = min(2 * wait, _LONGEST_WAIT), time.monotonic()
-            with contextlib.suppress(EngineFailed):  # ended: the next round says so
+            try:
                 self._launch()
+                self._fault = ""
+            except EngineFailed as error:
+                self._fault = str(error)
 
     def _last_words(self, code: int) -> str:
-        """Its own error, if it said one."""
+        """Its own error, if it said one; else how it ended, and the last line that was not about a request."""
+        if self._reader:
+            self._reader.join(2)
         errors = [line.removeprefix("error: ") for line in self._words if line.startswith("error: ")]
+        if errors:
+            return errors[-1]
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return errors[-1] if errors else f"the engine ended with {how} — {self._settings.engine} — see the log above"
+        lines = [line for line in self._words if re.search(r"\w", line) and not _LOGGED.match(line)]
+        last = f", after saying: {lines[-1][:200]}" if lines else ""
+        return f"the engine ended with {how}{last} — {self._settings.engine} — see the log above"
 
     def _end(self, process: subprocess.Popen[bytes], patience: float) -> None:
         """SIGUSR1 means: drain, and the second time: end at once. Unlike SIGTERM, mpirun passes it on."""

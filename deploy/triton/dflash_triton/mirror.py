@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+START = "dflash_start_time_seconds"  # tells one process of the engine from the next
 _SAMPLE = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
@@ -24,11 +25,16 @@ class Mirror:
         self._model = model
         self._families: dict[str, Any] = {}  # a metric dies with the last reference to its family
         self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
-        self._seen: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        self._seen: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}  # counters, in the process that is there
+        self._start: float | None = None  # of that process
 
     def show(self, exposition: str) -> None:
         """Bring Triton's metrics up to what the engine says now, in Prometheus' text format."""
-        for name, kind, text, labels, value in _samples(exposition):
+        samples = list(_samples(exposition))
+        start = next((value for name, *_, value in samples if name == START), None)
+        if start != self._start:  # a new process counts from zero, and may be further by now than the last one was
+            self._start, self._seen = start, dict.fromkeys(self._seen, 0.0)
+        for name, kind, text, labels, value in samples:
             if math.isnan(value):
                 continue  # nothing to tell yet
             key = (name, labels)
@@ -41,7 +47,8 @@ class Mirror:
                 self._metrics[key].set(value)
                 continue
             before = self._seen.get(key, 0.0)
-            self._metrics[key].increment(value - before if value >= before else value)  # less: a new process
+            # less than before: a new process of a server that does not tell its start
+            self._metrics[key].increment(value - before if value >= before else value)
             self._seen[key] = value
 
     def down(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ RESERVED = {
 }
 
 
+_LONGEST = 80  # characters of what is wrong that an error repeats
 _EXAMPLE = 'give {"temperature": 0.7}, for example'
 
 
@@ -79,14 +81,15 @@ def _sampling(inputs: Mapping[str, list[Any]], parameters: str) -> dict[str, Any
     given = [(name, name, value) for name, value in inputs.items() if ALIASES.get(name, name) in SAMPLING]
     for text in inputs.get("sampling_parameters", []):
         given += [(f"sampling_parameters: {key}", key, value) for key, value in _object(text).items()]
-    for key, value in (json.loads(parameters) if parameters else {}).items():
+    for key, value in (_object(parameters, "parameters") if parameters else {}).items():
         if key not in RESERVED and not key.startswith("triton_"):
             given.append((f"parameters: {key}", key, value))
     found: dict[str, Any] = {}
     for where, key, value in given:
         name = ALIASES.get(key, key)
         if name not in SAMPLING:
-            raise BadRequest(f"there is no parameter {key!r} — {where} — known are {', '.join([*SAMPLING, *ALIASES])}")
+            known = ", ".join([*SAMPLING, *ALIASES])
+            raise BadRequest(f"there is no parameter {_short(key)} — {where[:_LONGEST]} — known are {known}")
         if name in found:
             raise BadRequest(f"{name} is given twice — {where} — leave one out")
         items = value if isinstance(value, list) else [value]
@@ -110,14 +113,26 @@ def _values(name: str, tensor: np.ndarray) -> list[Any]:
         raise BadRequest(f"{what} — {name} — send UTF-8") from None
 
 
-def _object(text: str) -> dict[str, Any]:
+def _object(text: str, where: str = "sampling_parameters") -> dict[str, Any]:
     try:
         value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise BadRequest(f"not text: a \\u escape is half a character — {where} — send both halves") from None
     except ValueError as error:
-        raise BadRequest(f"not JSON: {error} — sampling_parameters — {_EXAMPLE}") from None
+        raise BadRequest(f"not JSON: {error} — {where} — {_EXAMPLE}") from None
+    except RecursionError:
+        raise BadRequest(f"nested too deeply — {where} — {_EXAMPLE}") from None
     if not isinstance(value, dict):
-        raise BadRequest(f"not a JSON object — sampling_parameters — {_EXAMPLE}")
+        raise BadRequest(f"not a JSON object — {where} — {_EXAMPLE}")
     return value
+
+
+def _short(value: Any) -> str:
+    """As Python writes it, but neither long nor deep."""
+    shown = reprlib.Repr()
+    shown.maxstring = shown.maxother = shown.maxlong = _LONGEST
+    return shown.repr(value)
 
 
 def _convert(value: Any, kind: type, where: str) -> Any:
@@ -126,8 +141,10 @@ def _convert(value: Any, kind: type, where: str) -> Any:
     try:
         if kind is str and isinstance(value, str):
             return value
-        if kind is bool and (value in (True, False) or str(value).lower() in spelled):
-            return spelled.get(str(value).lower(), bool(value))
+        if kind is bool and isinstance(value, str) and value.lower() in spelled:
+            return spelled[value.lower()]
+        if kind is bool and value in (True, False):
+            return bool(value)
         if kind is int and not isinstance(value, bool) and (not isinstance(value, float) or value.is_integer()):
             return int(value)
         if kind is float and not isinstance(value, bool) and math.isfinite(number := float(value)):
@@ -135,4 +152,4 @@ def _convert(value: Any, kind: type, where: str) -> Any:
     except (TypeError, ValueError, OverflowError):
         pass
     wanted = {str: "text", bool: "true or false", int: "a whole number", float: "a finite number"}[kind]
-    raise BadRequest(f"{value!r} is not {wanted} — {where} — give {wanted}")
+    raise BadRequest(f"{_short(value)} is not {wanted} — {where} — give {wanted}")

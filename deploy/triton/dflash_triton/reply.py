@@ -58,7 +58,7 @@ class Reply:
 
     def fail(self, message: str, code: str = "INTERNAL") -> None:
         """End with an error; `code` is one of TritonError's."""
-        error = pb.TritonError(message, getattr(pb.TritonError, code))
+        error = pb.TritonError(plain(message), getattr(pb.TritonError, code))
         self._send(pb.InferenceResponse(error=error), final=True)
 
     def close(self) -> None:
@@ -72,6 +72,11 @@ class Reply:
                 return
             self._closed = final
             self._sender.send(response, flags) if response else self._sender.send(flags=flags)
+
+
+def plain(message: str) -> str:
+    """Triton takes what is UTF-8; half a character, which JSON and paths may hold, becomes an escape."""
+    return message.encode(errors="backslashreplace").decode()
 
 
 def _statistics(part: Part) -> str:

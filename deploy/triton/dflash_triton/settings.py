@@ -25,6 +25,7 @@ class Settings:
     socket: str
     grace: float  # seconds running requests have when the server stops
     max_waiting: int
+    identity: str  # of the engine that the model was made for, as `dflash-trt serve` calls it in its header
 
     @classmethod
     def read(cls, parameters: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
@@ -38,12 +39,13 @@ class Settings:
             socket=values["socket"],
             grace=float(values["grace"]),
             max_waiting=int(values["max_waiting"]),
+            identity=values["identity"],
         )
 
     def serve(self, socket: str, parent: int) -> list[str]:
         """The command that serves the engine on a Unix socket until the process `parent` is gone."""
         options = ["--socket", socket, "--no-http", "--parent", str(parent), "--json"]
-        limits = ["--max-waiting", str(self.max_waiting), "--grace", f"{self.grace:g}"]
+        limits = ["--max-waiting", str(self.max_waiting), "--grace", str(self.grace)]
         return [*self._launcher(), *self.command, "serve", self.engine, *options, *limits, *self.arguments]
 
     def _launcher(self) -> list[str]:

@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+ENGINE = "X-Dflash-Engine"  # a header of every answer: which engine the server has
+_ANSWER = 2.0  # seconds for what the server says of itself
+_CONNECT = 10.0  # seconds until the kernel takes a connection: more are waiting than it holds, and nobody takes them
+
 
 class Refused(Exception):
     """The server answered with an error. The message is its own."""
@@ -17,6 +21,14 @@ class Refused(Exception):
     def __init__(self, status: int, message: str):
         super().__init__(message)
         self.status = status
+
+
+class Another(Exception):
+    """The server has another engine, `found`, than it should have."""
+
+    def __init__(self, found: str):
+        super().__init__(found)
+        self.found = found
 
 
 class Lost(Exception):
@@ -39,14 +51,15 @@ class Connection(http.client.HTTPConnection):
 
     def __init__(self, path: str, timeout: float | None = None):
         super().__init__("localhost", timeout=timeout)
-        self._path = path
+        self._path = path.encode(errors="surrogateescape")  # Triton's interpreter may take paths for ASCII
         self._raw: socket.socket | None = None
         self._cut = False
 
     def connect(self) -> None:
         self.sock = self._raw = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
+        self.sock.settimeout(self.timeout or _CONNECT)
         self.sock.connect(self._path)
+        self.sock.settimeout(self.timeout)
         if self._cut:
             self.cut()
 
@@ -58,12 +71,17 @@ class Connection(http.client.HTTPConnection):
                 self._raw.shutdown(socket.SHUT_RDWR)
 
 
-def answer(connection: Connection, body: dict[str, Any]) -> Iterator[Part]:
-    """The parts of the answer to POST /v1/completions, as they come. Raises Refused or Lost."""
+def answer(connection: Connection, body: dict[str, Any], engine: str = "") -> Iterator[Part]:
+    """The parts of the answer to POST /v1/completions, as they come. Raises Refused or Lost.
+
+    `engine`, if given, is the one that the server must have; else Another is raised.
+    """
     try:
         headers = {"Content-Type": "application/json"}
         connection.request("POST", "/v1/completions", json.dumps(body, allow_nan=False), headers)
         response = connection.getresponse()
+        if engine and (found := response.headers.get(ENGINE, "")) != engine:
+            raise Another(found)
         if response.status != 200:
             raise Refused(response.status, _message(response.read()))
         yield from _parts(response)
@@ -73,14 +91,38 @@ def answer(connection: Connection, body: dict[str, Any]) -> Iterator[Part]:
         connection.close()
 
 
-def fetch(path: str, url: str, timeout: float = 2.0) -> bytes | None:
-    """The body of GET `url`; None if there is no server or it does not answer 200 in time."""
-    connection = Connection(path, timeout)
+def fetch(path: str, url: str, engine: str = "") -> bytes | None:
+    """The body of GET `url`; None if there is no server, or none of `engine`, or it does not answer 200 in time."""
+    found = _get(path, url)
+    return found[0] if found and engine in ("", found[1]) else None
+
+
+def engine_at(path: str) -> str | None:
+    """Which engine the server has that takes requests at `path`; None if there is none, "" if it does not say."""
+    found = _get(path, "/health")
+    return found[1] if found else None
+
+
+def listens(path: str) -> bool:
+    """Is there a process that has the socket, whether it answers or not?"""
+    connection = Connection(path, 1.0)
+    try:
+        connection.connect()
+        return True
+    except OSError as error:
+        return isinstance(error, TimeoutError)
+    finally:
+        connection.close()
+
+
+def _get(path: str, url: str) -> tuple[bytes, str] | None:
+    """The body, and which engine the server has."""
+    connection = Connection(path, _ANSWER)
     try:
         connection.request("GET", url)
         response = connection.getresponse()
         body = response.read()
-        return body if response.status == 200 else None
+        return (body, response.headers.get(ENGINE, "")) if response.status == 200 else None
     except (OSError, http.client.HTTPException):
         return None
     finally:
