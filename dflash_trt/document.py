@@ -6,6 +6,8 @@ served there. Duplicate keys, which that loader lets pass, are problems.
 
 from __future__ import annotations
 
+import datetime
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -19,6 +21,10 @@ from dflash_trt.errors import UserError
 Keys = tuple[str | int, ...]
 
 PLAIN = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")  # what a mapping and a list are without a tag
+MERGE = "tag:yaml.org,2002:merge"
+LONGEST = 80  # characters of a value that messages repeat
+# What YAML 1.1 takes for numbers of base 8 and 60, and nobody means: 010 is 8, 1:30 is 90.
+TRAPS = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 LARGEST = 1 << 18  # bytes; a file that is larger was not written by hand
 
 
@@ -32,7 +38,7 @@ class Problem:
 
     def __str__(self) -> str:
         place = f"line {self.line}: " if self.line else ""
-        return place + self.what + (f" — {self.fix}" if self.fix else "")
+        return place + one_line(self.what) + (f" — {self.fix}" if self.fix else "")
 
 
 class Problems(UserError):
@@ -43,7 +49,7 @@ class Problems(UserError):
         self.problems = tuple(sorted(problems, key=lambda problem: problem.line or 0))
         if len(self.problems) == 1:
             [one] = self.problems
-            super().__init__(one.what, where=f"{file}, line {one.line}" if one.line else file, fix=one.fix)
+            super().__init__(one_line(one.what), where=f"{file}, line {one.line}" if one.line else file, fix=one.fix)
         else:
             lines = "".join(f"\n  {problem}" for problem in self.problems)
             super().__init__(f"{len(self.problems)} problems in {file}:{lines}")
@@ -74,7 +80,8 @@ def read_document(file: Path) -> Document:
             raise Problems(file, [Problem(f"is larger than {LARGEST >> 10} KiB", fix="it is no file of settings")])
         text = file.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise UserError(f"cannot read {file.name}: {error.strerror}", where=file) from None
+        fix = "name a YAML file that can be read"
+        raise UserError(f"cannot read {file.name}: {error.strerror}", where=file, fix=fix) from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise Problems(file, [Problem("is not UTF-8", line, "save it as UTF-8")]) from None
@@ -87,8 +94,10 @@ def read_document(file: Path) -> Document:
         mark = error.problem_mark or error.context_mark
         what = f"is not YAML: {error.problem or error.context}"
         raise Problems(file, [Problem(what, mark.line + 1 if mark else None)]) from None
-    except yaml.YAMLError as error:
-        raise Problems(file, [Problem(f"is not YAML: {' '.join(str(error).split())}")]) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        what = f"is not YAML: it holds the character U+{error.character:04X}"
+        raise Problems(file, [Problem(what, line, "remove it")]) from None
     except (RecursionError, ValueError, OverflowError) as error:
         what = "is nested too deeply" if isinstance(error, RecursionError) else f"holds a value that is none: {error}"
         raise Problems(file, [Problem(what)]) from None
@@ -98,6 +107,20 @@ def read_document(file: Path) -> Document:
     if reader.problems:
         raise Problems(file, reader.problems)
     return Document(file, values, reader.lines)
+
+
+def one_line(text: str) -> str:
+    """Keys and values are quoted in messages, and may hold anything."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def shown(value: Any) -> str:
+    """A value as YAML writes it, cut where it is long."""
+    words = {True: "true", False: "false", None: "null"}
+    text = words[value] if value is None or isinstance(value, bool) else repr(value)
+    if isinstance(value, datetime.date):
+        text = str(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def nearest(word: object, known: Iterable[str]) -> str | None:
@@ -123,14 +146,23 @@ class _Reader:
 
     def read(self, node: yaml.Node, keys: Keys) -> Any:
         self.lines.setdefault(keys, node.start_mark.line + 1)
-        if not isinstance(node, yaml.ScalarNode) and node.tag not in PLAIN:
+        known = self._construct.yaml_constructors if isinstance(node, yaml.ScalarNode) else PLAIN
+        if node.tag not in known:
             self.problems.append(Problem(f"the tag {node.tag} is not read here", self.lines[keys], "leave it out"))
             return None
         if isinstance(node, yaml.MappingNode):
             return self._read_mapping(node, keys)
         if isinstance(node, yaml.SequenceNode):
             return [self.read(item, (*keys, index)) for index, item in enumerate(node.value)]
-        return self._construct.construct_object(node)
+        try:
+            value = self._construct.construct_object(node)
+        except ValueError as error:  # a date without such a day, a number of thousands of digits
+            self.problems.append(Problem(f"holds a value that is none: {error}", self.lines[keys], "put it in quotes"))
+            return None
+        if isinstance(value, int | float) and TRAPS.fullmatch(node.value):
+            fix = f"write {value}, or put it in quotes"
+            self.problems.append(Problem(f"{node.value} is {value} in YAML", self.lines[keys], fix))
+        return value
 
     def _read_mapping(self, node: yaml.MappingNode, keys: Keys) -> dict[Any, Any]:
         values: dict[Any, Any] = {}
@@ -138,6 +170,9 @@ class _Reader:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, yaml.ScalarNode):
                 self.problems.append(Problem("a key is no plain word", line))
+                continue
+            if key_node.tag == MERGE:
+                self.problems.append(Problem("merge keys (<<) are not read here", line, "write them out"))
                 continue
             key = self._construct.construct_object(key_node)
             path = (*keys, key)

@@ -5,65 +5,96 @@ docs/recipes.md explains the keys to those who write them.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
-from dflash_trt.document import Document, Keys, Problem, Problems, nearest, read_document, unknown_key
+from dflash_trt.document import Document, Problems, nearest, read_document, shown
 from dflash_trt.errors import UserError
 from dflash_trt.gpus import Gpus, parse_gpus
+from dflash_trt.recipe_problems import cross_check, explain
 
 FOLDER = Path(str(files("dflash_trt.build_recipes")))
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
+def _wrong(what: str, fix: str) -> PydanticCustomError:
+    """What is said of a value after its key's name."""
+    return PydanticCustomError("own", "{what}", {"what": what, "fix": fix})
+
+
+def _number(text: str) -> float | None:
+    """As people write numbers: 0.8, 0,8, 1e3."""
+    try:
+        number = float(text.replace(",", ".", 1))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
 def _count(value: Any) -> Any:
-    """A whole number; `32k` and `8192 tokens` are how people write other files."""
-    if isinstance(value, str) and (matched := re.fullmatch(r"([\d_,]+)\s*([kKmM]i?)?\s*[a-zA-Z]*", value.strip())):
-        number = int(re.sub(r"[_,]", "", matched[1]) or 0)
-        factor = {"": 1, "k": 1000, "ki": 1024, "m": 10**6, "mi": 1 << 20}[(matched[2] or "").lower()]
-        raise PydanticCustomError("unit", f"is {value!r}, not a whole number;write {number * factor}, without a unit")
+    """A whole number; `32k` and `8192 tokens` are how people write other files, 1e3 is text to YAML 1.1."""
+    number: float | None = value if isinstance(value, float) and math.isfinite(value) else None
+    if isinstance(value, str):
+        if matched := re.fullmatch(r"(\d[\d_,]*)\s*([kKmM]i?)?\s*[a-zA-Z]*", value.strip()):
+            factor = {"": 1, "k": 1000, "ki": 1024, "m": 10**6, "mi": 1 << 20}[(matched[2] or "").lower()]
+            number = int(re.sub(r"[_,]", "", matched[1])) * factor
+        else:
+            number = _number(value)
+    if number is not None and number == int(number):
+        raise _wrong(f"is {shown(value)}, not a whole number", f"write {int(number)}, without a unit")
     return value
 
 
 def _fraction(value: Any) -> Any:
-    percent = value.strip().removesuffix("%") if isinstance(value, str) else value
-    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?", percent):
-        number = float(percent)
+    number = _number(value.strip().removesuffix("%").strip()) if isinstance(value, str) else None
+    if number is not None:
         meant = number / 100 if number > 1 or "%" in value else number
-        raise PydanticCustomError("unit", f"is {value!r}, not a fraction;write {meant:g}, a share between 0 and 1")
-    if type(value) in (int, float) and 1 < value <= 100:
-        raise PydanticCustomError("unit", f"is {value:g}, more than everything;write {value / 100:g} for {value:g} %")
+        raise _wrong(f"is {shown(value)}, not a fraction", f"write {meant:g}, a share between 0 and 1")
+    if type(value) in (int, float) and 2 <= value <= 100:
+        raise _wrong(f"is {value:g}, more than everything", f"write {value / 100:g} for {value:g} %")
     return value
 
 
 def _bytes(value: Any) -> int:
     matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]iB)", value.strip()) if isinstance(value, str) else None
     if not matched:
-        raise PydanticCustomError("unit", f"is {value!r}, not an amount of memory;write it as 64 GiB or 512 MiB")
+        raise _wrong(f"is {shown(value)}, not an amount of memory", "write it as 64 GiB or 512 MiB")
     return int(float(matched[1]) * UNITS[matched[2]])
 
 
 def _gpus(value: Any) -> Gpus:
+    text = value if isinstance(value, str) else ""
     try:
-        return parse_gpus(value, where=None) if isinstance(value, str) else parse_gpus("")
+        return parse_gpus(text, where=None)
     except UserError as error:
         what, _, fix = str(error).partition(" — ")
-        raise PydanticCustomError("gpus", f"{what.replace(repr(value), f'is {value!r}: it')};{fix}") from None
+        raise _wrong(f"is {shown(value)}: it{what.removeprefix(repr(text))}", fix) from None
+
+
+def _printable(text: str) -> str:
+    """Line breaks, of which YAML has more than one kind, would end the comments that texts are put into."""
+    if strange := next((c for c in text if not c.isprintable()), None):
+        raise _wrong(f"holds the character U+{ord(strange):04X}", "write one line of plain text")
+    return text
 
 
 Count = Annotated[int, BeforeValidator(_count), Field(ge=1, le=1 << 40, strict=True)]
-Fraction = Annotated[float, BeforeValidator(_fraction), Field(gt=0, le=1)]
+Fraction = Annotated[float, BeforeValidator(_fraction), Field(gt=0, le=1, strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
 Memory = Annotated[int, BeforeValidator(_bytes)]  # bytes
-Text = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f]*$")]
+Line = Annotated[str, Field(max_length=4096), AfterValidator(_printable)]
+Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_printable)]
 Name = Annotated[str, Field(max_length=96, pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]
-Repository = Annotated[str, Field(max_length=200, pattern=r"^[\w.-]+/[\w.-]+$")]
+Repository = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{7,40}$")]
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class Section(BaseModel):
@@ -74,7 +105,7 @@ class Section(BaseModel):
 
 class Checkpoint(Section):
     checkpoint: Repository  # owner/name on Hugging Face
-    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{7,40}$")] | None = None  # None: the newest
+    revision: Commit | None = None  # None: the newest
     path: Path | None = None  # a local copy; relative to the recipe's folder
     precision: Literal["bf16", "fp8", "mxfp4", "nvfp4"]  # of the weights
 
@@ -88,7 +119,7 @@ class Parallel(Section):
     tp: Count = 1  # ranks that share a layer
     ep: Count = 1  # groups that share the experts; divides tp
     pp: Count = 1  # ranks that share the layers
-    attention_dp: bool = False  # every rank attends for its own requests
+    attention_dp: Flag = False  # every rank attends for its own requests
 
 
 class Limits(Section):
@@ -100,7 +131,7 @@ class Limits(Section):
 class KvCache(Section):
     fraction: Fraction  # of the memory that is free once the weights are loaded
     dtype: Literal["auto", "bf16", "fp8", "nvfp4"] = "auto"
-    prefix_reuse: bool = False
+    prefix_reuse: Flag = False
 
 
 class Container(Section):
@@ -122,7 +153,7 @@ class Recipe(Section):
     unsupported: Text | None = None  # why this does not work today; such a recipe is listed and never launched
     target: Checkpoint
     drafter: Drafter
-    block_size: Count
+    block_size: Annotated[Count, Field(ge=2)]  # the anchor and at least a draft
     draft_length: Count
     parallel: Parallel = Parallel()
     limits: Limits
@@ -130,7 +161,7 @@ class Recipe(Section):
     moe_backend: Literal["TRTLLM", "CUTLASS", "TRITON"] | None = None
     stream_interval: Count | None = None  # tokens between two messages of a stream
     container: Container | None = None
-    environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = {}
+    environment: dict[Variable, Line] = {}
     options: dict[str, Any] = {}  # further keys of trtllm-serve's YAML, as they stand there
     notes: list[Text] = []
 
@@ -161,95 +192,11 @@ def read_recipe(name_or_file: str) -> Loaded:
         fix = f"did you mean {meant}?" if meant else "`dflash-trt recipe list` names them all"
         raise UserError(f"there is no recipe and no file {name_or_file!r}", fix=fix)
     document = read_document(file)
-    problems = [*_cross_check(document)]
+    problems = [*cross_check(document)]
     try:
         recipe = Recipe.model_validate(document.values)
     except ValidationError as error:
-        raise Problems(file, [*_explain(error.errors(), document), *problems]) from None
-    if recipe.name != file.stem:
-        problems.append(
-            Problem(f"name is {recipe.name!r}", document.line(("name",)), f"write {file.stem}, as the file")
-        )
+        raise Problems(file, [*explain(error.errors(), document, Recipe), *problems]) from None
     if problems:
         raise Problems(file, problems)
     return Loaded(recipe, document)
-
-
-def _cross_check(document: Document) -> Iterator[Problem]:
-    """What no single key can tell; of each rule, if the keys it needs are whole numbers."""
-
-    def problem(keys: Keys, what: str, fix: str) -> Problem:
-        return Problem(f"{'.'.join(map(str, keys))} {what}", document.line(keys), fix)
-
-    def whole(*keys: str, default: int | None = None) -> int | None:
-        found: Any = document.values
-        for key in keys:
-            found = found.get(key, default) if isinstance(found, dict) else default
-        return found if type(found) is int and found > 0 else None
-
-    values = document.values
-    tp, ep, pp = (whole("parallel", key, default=1) for key in ("tp", "ep", "pp"))
-    if tp and ep and tp % ep:
-        yield problem(("parallel", "ep"), f"is {ep}, which does not divide tp {tp}", "groups of experts are equal")
-    try:
-        gpus = parse_gpus(str(values.get("gpus"))).count * (whole("nodes", default=1) or 0)
-    except UserError:
-        gpus = 0
-    if tp and pp and gpus and tp * pp != gpus:
-        fix = f"tp x pp must be {gpus}, or `gpus` name fewer"
-        yield problem(("parallel",), f"makes {tp * pp} ranks of tp {tp} x pp {pp} for {gpus} GPUs", fix)
-    k, block = whole("draft_length"), whole("block_size")
-    if k and block and k + 1 > block:
-        holds = f"a block of {block} holds the anchor and {block - 1} drafts"
-        yield problem(("draft_length",), f"is {k}, but {holds}", f"write {block - 1} or less")
-    batch, tokens = whole("limits", "batch"), whole("limits", "tokens")
-    if batch and tokens and k and tokens < batch * (k + 1):
-        fix = f"write {batch * (k + 1)} or more"
-        yield problem(("limits", "tokens"), f"is {tokens}, but a step verifies {batch} x {k + 1} tokens", fix)
-    for role in ("target", "drafter"):
-        section = values.get(role)
-        if isinstance(section, dict) and isinstance(path := section.get("path"), str):
-            where = document.file.parent / path
-            if not (where / "config.json").is_file():
-                fix = "give the folder of a downloaded checkpoint, or leave path out and pass it when you launch"
-                yield problem((role, "path"), f"is {path!r}, but there is no {where / 'config.json'}", fix)
-    lane, release = values.get("lane"), values.get("release")
-    if lane in ("serve", "trtllm-build") and release is None:
-        yield problem(("release",), "is missing", "name the TensorRT-LLM release that serves this recipe")
-
-
-def _explain(errors: Iterable[ErrorDetails], document: Document) -> Iterator[Problem]:
-    """Pydantic's findings in our words."""
-    for error in errors:
-        keys = tuple(error["loc"])
-        line = document.line(keys)
-        name = ".".join(map(str, keys))
-        value = error["input"]
-        match error["type"]:
-            case "extra_forbidden":
-                prefix = name.removesuffix(str(keys[-1]))
-                yield unknown_key(keys[-1], _fields(keys[:-1]), line, prefix)
-            case "missing":
-                yield Problem(f"{name} is missing", line)
-            case "unit" | "gpus":
-                what, _, fix = error["msg"].partition(";")
-                yield Problem(f"{name} {what}", line, fix)
-            case "literal_error":
-                meant = f"write {error['ctx']['expected'].replace(chr(39), '')}"
-                yield Problem(f"{name} is {value!r}", line, meant)
-            case "string_pattern_mismatch":
-                yield Problem(f"{name} is {value!r}", line, f"it must match {error['ctx']['pattern']}")
-            case _:
-                said = error["msg"]
-                yield Problem(f"{name} is {value!r}: {said[:1].lower()}{said[1:]}", line)
-
-
-def _fields(keys: Keys) -> list[str]:
-    """The keys known below `keys`."""
-    model: Any = Recipe
-    for key in keys:
-        field = model.model_fields.get(key) if hasattr(model, "model_fields") else None
-        kinds: list[Any] = [] if field is None else [field.annotation, *getattr(field.annotation, "__args__", ())]
-        model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-    fields: Mapping[str, Any] = getattr(model, "model_fields", {})
-    return list(fields)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -16,11 +18,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dflash_trt.document import one_line
+from dflash_trt.durable import reported
 from dflash_trt.errors import UserError
 from dflash_trt.recipes import Checkpoint, Loaded, Recipe, read_recipe, recipe_files
 from dflash_trt.trtllm.folder import fill_folder, write_folder
 from dflash_trt.trtllm.launch import LAUNCHERS, Folder, download, render_folder
-from dflash_trt.trtllm.serve_config import refuse_unsupported
+from dflash_trt.trtllm.releases import read_release
+from dflash_trt.trtllm.serve_config import Composed, compose
 
 if TYPE_CHECKING:
     from dflash_trt.trtllm.deployment import Finding
@@ -74,11 +79,9 @@ def recipe(
         assert output is not None
         _render(loaded, target, draft, output, force, as_json)
     else:
-        environment = {
-            "SERVER_COMMAND": server, "HOST": host, "PORT": None if port is None else str(port),
-            "TARGET": None if target is None else str(target.absolute()),
-            "DRAFT": None if draft is None else str(draft.absolute()),
-        }  # fmt: skip
+        if server is not None and not server.strip():
+            raise UserError("no command", where="--server", fix="name what takes the place of trtllm-serve")
+        environment = {"SERVER_COMMAND": server, "HOST": host, "PORT": None if port is None else str(port)}
         _launch(loaded, target, draft, launcher or "plain", environment, dry_run, as_json)
 
 
@@ -94,10 +97,18 @@ def _check_options(action: str, name: str | None, given: set[str]) -> None:
 
 
 def _read(name: str, release: str | None) -> Loaded:
+    """With `release` in the place of the recipe's own, in its image's tag, too."""
     loaded = read_recipe(name)
+    recipe = loaded.recipe
     if release is None:
         return loaded
-    return dataclasses.replace(loaded, recipe=loaded.recipe.model_copy(update={"release": release}))
+    if recipe.lane == "serve":
+        read_release(release)
+    changes: dict[str, Any] = {"release": release}
+    if recipe.container and recipe.release and recipe.container.image.endswith(f":{recipe.release}"):
+        image = recipe.container.image.removesuffix(recipe.release) + release
+        changes["container"] = recipe.container.model_copy(update={"image": image})
+    return dataclasses.replace(loaded, recipe=recipe.model_copy(update=changes))
 
 
 # -- list, show --------------------------------------------------------------------------------------------------------
@@ -140,7 +151,7 @@ def _show(loaded: Loaded, as_json: bool) -> None:
     recipe = loaded.recipe
     if as_json:
         values = recipe.model_dump() | {"gpus": str(recipe.gpus), "file": str(loaded.document.file)}
-        typer.echo(json.dumps(values, indent=2, default=str))
+        typer.echo(json.dumps(_plain(values), indent=2, allow_nan=False))
         return
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
@@ -148,6 +159,20 @@ def _show(loaded: Loaded, as_json: bool) -> None:
     for label, text in _facts(recipe, loaded.document.file):
         table.add_row(label, escape(text))
     Console(highlight=False).print(f"[bold]{recipe.name}[/]: {escape(recipe.description)}", table, sep="\n")
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it; `options` may hold what only YAML knows: .nan, dates, keys that are no text."""
+    match value:
+        case dict():
+            return {str(key): _plain(inner) for key, inner in value.items()}
+        case list():
+            return [_plain(inner) for inner in value]
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case None | bool() | int() | str():
+            return value
+    return str(value)
 
 
 def _facts(recipe: Recipe, file: Path) -> list[tuple[str, str]]:
@@ -202,14 +227,15 @@ def _launch(
     from dflash_trt.trtllm.doctor import doctor, look  # with numpy, which the other actions can do without
     from dflash_trt.trtllm.preflight import ERROR, WARNING, deployment_of_recipe, preflight
 
-    refuse_unsupported(loaded.recipe)
-    folder = render_folder(loaded, target=target, draft=draft)
+    composed = compose(loaded, target=target, draft=draft)
     deployment = deployment_of_recipe(loaded, _named(target), _named(draft))
     findings = preflight(deployment)
     reasons = [_sentence(finding) for finding in findings if finding.severity == ERROR]
-    standing_in = environment["SERVER_COMMAND"] is not None
+    standing_in = environment["SERVER_COMMAND"] or os.environ.get("SERVER_COMMAND")
+    if not dry_run:
+        reasons += _unsuited(loaded.recipe, launcher)
     if not standing_in and not dry_run:
-        reasons += _missing(folder)
+        reasons += _missing(composed)
         said = environment["PORT"] or os.environ.get("PORT", "")
         port = int(said) if said.isdecimal() else 8000  # the launcher refuses what is no port
         # What the machine lacks is for the launcher to refuse: the container may have it.
@@ -220,9 +246,11 @@ def _launch(
     if reasons:
         lines = "".join(f"\n  {reason}" for reason in reasons)
         raise UserError(f"{loaded.recipe.name} would fail, {len(reasons)} reason{'s' * (len(reasons) > 1)}:{lines}")
+    folder = render_folder(loaded, target=target, draft=draft)
     if dry_run:
         _print_files(folder, launcher, as_json)
         return
+    environment |= {"TARGET": str(composed.target), "DRAFT": str(composed.draft)}  # which were checked
     _start(folder, launcher, {key: value for key, value in environment.items() if value is not None})
 
 
@@ -232,16 +260,29 @@ def _named(folder: Path | None) -> str | None:
 
 def _sentence(finding: Finding) -> str:
     place = f"line {finding.line}: " if finding.line else ""
-    return f"{finding.rule} {place}{finding.what}" + (f" — {finding.fix}" if finding.fix else "")
+    return f"{finding.rule} {place}{one_line(finding.what)}" + (f" — {finding.fix}" if finding.fix else "")
 
 
-def _missing(folder: Folder) -> list[str]:
-    recipe, rendered = folder.recipe, folder.rendered
+def _unsuited(recipe: Recipe, launcher: str) -> list[str]:
+    """What only a folder that stays can do."""
+    render = f"dflash-trt recipe render {recipe.name} --output DIR"
+    if launcher == "triton":
+        return [f"NVIDIA's model.py has to be copied into the folder first — --launcher triton — {render}"]
+    job = "SLURM_JOB_ID" in os.environ
+    if recipe.nodes > 1 or (launcher == "slurm" and not job):
+        what = f"{recipe.nodes} nodes" if recipe.nodes > 1 else "outside of a job"
+        fix = f"{render}, and there: sbatch slurm.sbatch"
+        return [f"{what}: a folder is needed that Slurm sees — --launcher {launcher} — {fix}"]
+    return []
+
+
+def _missing(composed: Composed) -> list[str]:
+    recipe = composed.recipe
     return [
         f"no such folder — {path} — pass {option}, or: {download(checkpoint, path)}"
         for option, path, checkpoint in (
-            ("--target", rendered.target, recipe.target),
-            ("--draft", rendered.draft, recipe.drafter),
+            ("--target", composed.target, recipe.target),
+            ("--draft", composed.draft, recipe.drafter),
         )
         if not path.is_dir()
     ]
@@ -259,8 +300,12 @@ def _print_files(folder: Folder, launcher: str, as_json: bool) -> None:
 def _start(folder: Folder, launcher: str, environment: dict[str, str]) -> NoReturn:
     """Become the launcher, so that signals and the exit code are its own. It removes what is made here when it ends."""
     run = Path(tempfile.mkdtemp(prefix=RUN))
-    fill_folder(folder.files, run / "recipe")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    words = ["bash", str(run / "recipe" / LAUNCHERS[launcher])]
-    os.execvpe("bash", words, os.environ | environment | {"DFLASH_TRT_RUN": str(run)})
+    try:
+        with reported(run):
+            fill_folder(folder.files, run / "recipe")
+            sys.stdout.flush()
+            sys.stderr.flush()
+            words = ["bash", str(run / "recipe" / LAUNCHERS[launcher])]
+            os.execvpe("bash", words, os.environ | environment | {"DFLASH_TRT_RUN": str(run)})
+    finally:
+        shutil.rmtree(run, ignore_errors=True)

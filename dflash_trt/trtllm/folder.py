@@ -22,6 +22,10 @@ def write_folder(files: Mapping[str, str], output: Path, *, force: bool = False)
     """
     output = output.absolute()
     _check(output, force)
+    for name in files:  # before the first of them is replaced
+        for path in (output / name, *(output / parent for parent in Path(name).parents)):
+            if path.exists() and path.is_dir() == (path == output / name):
+                raise UserError("is in the way", where=path, fix="remove it, or choose another --output")
     staging = output.with_name(f".{output.name}.staging-{secrets.token_hex(4)}")
     try:
         with reported(output):

@@ -136,8 +136,8 @@ TensorRT-LLM or a GPU; the launchers were, with a server on a CPU in its place.
 | `bash docker.sh` | NVIDIA's container |
 | `bash triton.sh` | Triton Inference Server, after NVIDIA's two files were copied (its head says how) |
 
-Each says what is missing and starts nothing, or says when `/health` answers. SIGTERM or Ctrl-C end it; its exit code is
-the server's. Set in the environment, or in `settings.sh`:
+Each says what is missing and starts nothing, or says when `/health` answers. SIGTERM, Ctrl-C or the end of its
+terminal stop it; its exit code is the server's. Set in the environment, or in `settings.sh`:
 
 | variable | |
 |---|---|
@@ -146,7 +146,7 @@ the server's. Set in the environment, or in `settings.sh`:
 | `GRACE` | seconds the server has to end: {grace} |
 | `START_TIMEOUT` | seconds within which it must answer: {start_timeout} |
 | `IMAGE` | of `docker.sh`: the full name, with its registry, of {image} |
-| `SERVER_COMMAND` | another server in the place of `trtllm-serve`; it gets `--host` and `--port` |
+| `SERVER_COMMAND` | of the first three: another server in the place of `trtllm-serve`; it gets `--host` and `--port` |
 | `STOP_SIGNAL` | what the server is asked to end with: TERM |
 
     {target_download}

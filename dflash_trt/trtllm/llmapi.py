@@ -12,8 +12,7 @@ from dflash_trt.trtllm.serve_config import Rendered, quoted
 HEAD = """\
 # The model that Triton's llmapi backend loads: config.yaml with the target in it.
 model: {target}
-backend: pytorch
-triton_config:
+{backend}triton_config:
   max_batch_size: 0  # requests come one by one; TensorRT-LLM batches them itself
   decoupled: false  # true to stream
 
@@ -23,4 +22,5 @@ triton_config:
 def model_yaml(rendered: Rendered) -> str:
     """The text of the file."""
     head, _, body = rendered.text.partition("\n\n")
-    return f"{head}\n#\n{HEAD.format(target=quoted(str(rendered.target)))}{body}"
+    backend = "" if "backend" in rendered.config else "backend: pytorch\n"
+    return f"{head}\n#\n{HEAD.format(target=quoted(str(rendered.target)), backend=backend)}{body}"

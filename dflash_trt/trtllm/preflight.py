@@ -27,7 +27,7 @@ from dflash_trt.trtllm.deployment import (
 from dflash_trt.trtllm.releases import judge, read_release, releases
 from dflash_trt.trtllm.rules import RULES
 from dflash_trt.trtllm.rules.table import Fault, Row
-from dflash_trt.trtllm.serve_config import render_config
+from dflash_trt.trtllm.serve_config import compose
 from dflash_trt.trtllm.settings import SPECULATION, read_settings
 from dflash_trt.trtllm.support import FIRST, older, trained_on
 
@@ -109,11 +109,11 @@ def deployment_of_recipe(
 ) -> Deployment:
     """`target`, `draft`, `gpus` and `release` take the place of the recipe's own.
 
-    Raises UserError for a recipe of another lane or one that is marked as unsupported, Problems for keys that its
-    release does not take.
+    Raises UserError for a recipe of another lane or one that is marked as unsupported, Problems for options that
+    contradict its other keys.
     """
     recipe, folder = loaded.recipe, loaded.document.file.parent
-    rendered = render_config(loaded, target=_directory(target), draft=_directory(draft))
+    rendered = compose(loaded, target=_directory(target), draft=_directory(draft)).consistent()
     own_target, own_draft = (
         str(folder / one.path) if one.path else one.checkpoint for one in (recipe.target, recipe.drafter)
     )

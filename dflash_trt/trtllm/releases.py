@@ -8,12 +8,13 @@ TensorRT-LLM refuses unknown keys itself, but only after its import, on the mach
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from dflash_trt.document import Keys, Problem, nearest, read_document
+from dflash_trt.document import Keys, Problem, nearest, read_document, shown
 from dflash_trt.errors import UserError
 
 FOLDER = Path(__file__).with_name("releases")
@@ -123,7 +124,7 @@ class _Judged:
                 self._add(f"{_dotted(keys)} is null", keys, f"give {_wanted(known)}, or leave it out")
         elif known.type in ("section", "variants"):
             if not isinstance(value, Mapping):
-                self._add(f"{_dotted(keys)} is {_shown(value)}, but it is a section", keys, "indent its keys below it")
+                self._add(f"{_dotted(keys)} is {shown(value)}, but it is a section", keys, "indent its keys below it")
             elif known.type == "variants":
                 self._variant(known, value, keys)
             else:
@@ -149,7 +150,7 @@ class _Judged:
             names = {name.lower(): name for name in known.variants}
             meant = nearest(kind, names) if kind is not None else None
             fix = f"did you mean {names[meant]}?" if meant else f"one of {', '.join(known.variants)}"
-            what = "is missing" if kind is None else f"is {_shown(kind)}"
+            what = "is missing" if kind is None else f"is {shown(kind)}"
             self._add(f"{_dotted((*keys, known.by))} {what}", (*keys, known.by), fix)
             return
         variant = known.variants[kind]
@@ -158,7 +159,7 @@ class _Judged:
 
     def _list(self, known: Field, value: Any, keys: Keys) -> None:
         if not isinstance(value, list):
-            self._add(f"{_dotted(keys)} is {_shown(value)}", keys, "give a list: [1, 2, …]")
+            self._add(f"{_dotted(keys)} is {shown(value)}", keys, "give a list: [1, 2, …]")
             return
         item = replace(known, type=known.type[5:-1])
         for index, one in enumerate(value):
@@ -166,7 +167,7 @@ class _Judged:
 
     def _scalar(self, known: Field, value: Any, keys: Keys) -> None:
         if not _is(known.type, value):
-            self._add(f"{_dotted(keys)} is {_shown(value)}", keys, f"give {_wanted(known)}")
+            self._add(f"{_dotted(keys)} is {shown(value)}", keys, f"give {_wanted(known)}")
         elif known.choices:
             self._choice(known, value, keys)
         else:
@@ -176,7 +177,7 @@ class _Judged:
                 (known.above, lambda limit: value <= limit, "not above"),
             ):
                 if bound is not None and breaks(bound):
-                    self._add(f"{_dotted(keys)} is {_shown(value)}, {word} {bound:g}", keys, f"give {_wanted(known)}")
+                    self._add(f"{_dotted(keys)} is {shown(value)}, {word} {bound:g}", keys, f"give {_wanted(known)}")
 
     def _choice(self, known: Field, value: Any, keys: Keys) -> None:
         here = [choice for choice, since in known.choices.items() if since <= self.release.index]
@@ -188,7 +189,7 @@ class _Judged:
             what = f"{_dotted(keys)} is {value}, which TensorRT-LLM {self.release.version} does not have"
             self._add(f"{what}: it was first seen in {other}", keys, f"{fix}, or choose release {other}")
         else:
-            self._add(f"{_dotted(keys)} is {_shown(value)}", keys, fix)
+            self._add(f"{_dotted(keys)} is {shown(value)}", keys, fix)
 
     def _add(self, what: str, keys: Keys, fix: str | None = None) -> None:
         line = self._document.line((*self._prefix, *keys)) if self._document else None
@@ -208,7 +209,7 @@ def _is(kind: str, value: Any) -> bool:
     if kind == "int":
         return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     if kind == "float":
-        return isinstance(value, int | float)
+        return isinstance(value, int | float) and abs(value) < math.inf
     return isinstance(value, Mapping if kind == "map" else str)
 
 
@@ -231,11 +232,6 @@ def _dotted(keys: Keys, end: str = "") -> str:
     for key in keys:
         text += f"[{key}]" if isinstance(key, int) and text else f".{key}" if text else str(key)
     return text + end if text else ""
-
-
-def _shown(value: Any) -> str:
-    shown = {True: "true", False: "false"}.get(value) if isinstance(value, bool) else None
-    return shown or (repr(value) if isinstance(value, str) else f"{value}")
 
 
 @functools.cache

@@ -16,10 +16,11 @@ from typing import Any
 
 import yaml
 
-from dflash_trt.document import Keys, Problem, Problems
+from dflash_trt.document import Keys, Problem, Problems, shown
 from dflash_trt.errors import UserError
 from dflash_trt.recipes import Loaded, Recipe
-from dflash_trt.trtllm.releases import judge, read_release
+from dflash_trt.trtllm.releases import judge, read_release, releases
+from dflash_trt.trtllm.support import FIRST, older
 
 MODELS = Path("/models")  # where checkpoints lie unless somebody says otherwise: /models/owner/name
 KV_DTYPES = {"auto": "auto", "bf16": "bfloat16", "fp8": "fp8", "nvfp4": "nvfp4"}
@@ -50,6 +51,35 @@ class Origins:
 
 
 @dataclass(frozen=True)
+class Composed:
+    """What a recipe says as TensorRT-LLM's keys, before anybody judged them."""
+
+    recipe: Recipe
+    config: dict[str, Any]
+    places: Origins  # lines of the recipe that keys of `config` come from
+    problems: tuple[Problem, ...]  # of options that contradict the recipe's other keys, and are not in `config`
+    why: Mapping[Keys, str]  # comments on keys of `config`
+    target: Path
+    draft: Path
+
+    def judged(self) -> list[Problem]:
+        """All that speaks against rendering it: `problems`, and what its release does not take."""
+        version = self.recipe.release or ""  # of this lane `read_recipe` asks for one
+        if version in releases():
+            return [*self.problems, *judge(read_release(version), self.config, self.places)]
+        line = self.places.loaded.document.line(("release",))
+        fix = f"tables are there for {', '.join(releases())}"
+        return [*self.problems, Problem(f"no table for TensorRT-LLM {version}", line, fix)]
+
+    def consistent(self) -> Composed:
+        """Itself. Raises Problems with all of `judged()` where preflight, which has a rule for keys, has none."""
+        version = self.recipe.release or ""
+        if self.problems or not (version in releases() or older(version, FIRST)):
+            raise Problems(self.places.loaded.document.file, self.judged())
+        return self
+
+
+@dataclass(frozen=True)
 class Rendered:
     """A recipe as TensorRT-LLM reads it."""
 
@@ -60,19 +90,16 @@ class Rendered:
     draft: Path
 
 
-def render_config(loaded: Loaded, *, target: Path | None = None, draft: Path | None = None) -> Rendered:
+def compose(loaded: Loaded, *, target: Path | None = None, draft: Path | None = None) -> Composed:
     """`target` and `draft` are directories; without, those of the recipe, or below `MODELS`.
 
-    Raises UserError for recipes of another lane and those marked as unsupported, Problems for keys and values that the
-    recipe's release does not take.
+    Raises UserError for recipes of another lane and those marked as unsupported.
     """
     recipe, file = loaded.recipe, loaded.document.file
     refuse_unsupported(recipe)
     if recipe.lane != "serve":
         what = f"{recipe.name} is a recipe of the lane {recipe.lane}, which has no trtllm-serve configuration"
         raise UserError(what, where=file, fix=OTHER_LANES[recipe.lane])
-    assert recipe.release is not None  # `read_recipe` asks for it
-    release = read_release(recipe.release, where=file)
     target = _place(target, recipe.target.path, recipe.target.checkpoint, file)
     draft = _place(draft, recipe.drafter.path, recipe.drafter.checkpoint, file)
 
@@ -82,11 +109,17 @@ def render_config(loaded: Loaded, *, target: Path | None = None, draft: Path | N
     config = _nested({keys: value for keys, (value, _, _) in entries.items()})
     origins = {keys: origin for keys, (_, origin, _) in entries.items()}
     problems = _merge(config, recipe.options, origins, loaded)
-    places = Origins(origins, loaded)
-    if problems := [*problems, *judge(release, config, places)]:
-        raise Problems(file, problems)
-    text = _text(recipe, config, {keys: why for keys, (_, _, why) in entries.items() if why})
-    return Rendered(config, places, text, target, draft)
+    why = {keys: why for keys, (_, _, why) in entries.items() if why}
+    return Composed(recipe, config, Origins(origins, loaded), tuple(problems), why, target, draft)
+
+
+def render_config(loaded: Loaded, *, target: Path | None = None, draft: Path | None = None) -> Rendered:
+    """As `compose`. Raises Problems, too, for keys and values that the recipe's release does not take."""
+    composed = compose(loaded, target=target, draft=draft)
+    if problems := composed.judged():
+        raise Problems(loaded.document.file, problems)
+    text = _text(loaded.recipe, composed.config, composed.why)
+    return Rendered(composed.config, composed.places, text, composed.target, composed.draft)
 
 
 def refuse_unsupported(recipe: Recipe) -> None:
@@ -96,12 +129,17 @@ def refuse_unsupported(recipe: Recipe) -> None:
 
 
 def _place(given: Path | None, own: Path | None, checkpoint: str, file: Path) -> Path:
-    if given is not None:
-        return given.absolute()
-    return MODELS / checkpoint if own is None else (file.parent / own).absolute()
+    path = given if given is not None else MODELS / checkpoint if own is None else file.parent / own
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UserError("its name is not UTF-8, as YAML is", where=ascii(str(path)), fix="rename it") from None
+    return path.absolute()
 
 
 SPECULATION = ("speculative_config",)
+# Keys of trtllm-serve that a recipe says in another way → its key.
+SAID: dict[Keys, Keys] = {("model",): ("target",), (*SPECULATION, "speculative_model_dir"): ("drafter",)}
 Entry = tuple[Any, Keys, str | None]  # value, its origin in the recipe, why
 
 
@@ -202,10 +240,14 @@ def _merge(
         path = (*keys, name)
         if isinstance(config.get(name), dict) and isinstance(value, dict):
             problems += _merge(config[name], value, origins, loaded, path)
-        elif name in config:
-            own = ".".join(map(str, origins.get(path, ()))) or "the recipe's other keys"
-            line = loaded.document.line(("options", *path))
-            problems.append(Problem(f"options.{'.'.join(map(str, path))} is what {own} says", line, "leave one out"))
+        elif name in config or path in SAID:
+            where, line = f"options.{'.'.join(map(str, path))}", loaded.document.line(("options", *path))
+            if isinstance(config.get(name), dict):
+                what, fix = f"{where} is {shown(value)}, but it is a section", "indent its keys below it"
+            else:
+                own = ".".join(map(str, SAID.get(path) or origins[path]))
+                what, fix = f"{where} is what {own} says", "leave one out"
+            problems.append(Problem(what, line, fix))
         else:
             config[name] = value
             origins[path] = ("options", *path)

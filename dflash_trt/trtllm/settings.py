@@ -162,7 +162,7 @@ def _fraction(values: Mapping[str, Any], key: str, default: float) -> float:
     value = values.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return default
-    return float(value) if abs(value) < LARGEST else math.copysign(math.inf, value > 0 or -1)
+    return math.copysign(math.inf, value > 0 or -1) if abs(value) >= LARGEST else float(value)
 
 
 def _integers(value: Any) -> tuple[int, ...] | None:

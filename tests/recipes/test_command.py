@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -88,6 +89,22 @@ def test_render_writes_a_folder_and_overwrites_only_its_own(recipe, tmp_path):
     assert code == 2 and "is not a rendered recipe" in err
 
 
+@pytest.mark.parametrize("way", ["triton", "serve.sh"])
+def test_what_is_in_the_way_of_a_file_is_told_before_one_is_replaced(recipe, tmp_path, way):
+    output = tmp_path / "made"
+    assert recipe("render", NAME, "--output", output)[0] == 0
+    if way == "triton":
+        shutil.rmtree(output / way)
+        (output / way).touch()
+    else:
+        (output / way).unlink()
+        (output / way).mkdir()
+    (output / "config.yaml").write_text("mine")
+    code, _, err = recipe("render", NAME, "--output", output, "--force")
+    assert code == 2 and f"is in the way — {output / way} — remove it" in err
+    assert (output / "config.yaml").read_text() == "mine"
+
+
 def test_launch_says_every_reason_why_it_would_fail(recipe):
     code, out, err = recipe("launch", NAME)
     assert (code, out) == (2, "")
@@ -99,6 +116,44 @@ def test_launch_stops_at_what_preflight_finds(recipe, tmp_path, models):
     (tmp_path / f"{NAME}.yaml").write_text(text)
     code, _, err = recipe("launch", tmp_path / f"{NAME}.yaml", "--dry-run")
     assert code == 2 and "would fail" in err and "SM100" in err and "line 17" in err
+
+
+def test_launch_tells_misspelt_keys_and_all_else_at_once(recipe, tmp_path):
+    text = recipe_files()[NAME].read_text().replace("gpus: B300x8", "gpus: RTX PRO 6000x8")
+    file = tmp_path / f"{NAME}.yaml"
+    file.write_text(text.replace("enable_chunked_prefill", "enable_chunked_prefil"))
+    code, _, err = recipe("launch", file, "--dry-run")
+    assert code == 2 and "would fail, 3 reasons" in err and "SM100" in err
+    assert "DF000 line 36: enable_chunked_prefil is not a known key — did you mean enable_chunked_prefill?" in err
+    file.write_text(text.replace("options:", "options:\n  max_batch_size: 3\n  max_batch_siz: 3"))
+    code, _, err = recipe("launch", file, "--dry-run")
+    assert code == 2 and "2 problems" in err and "line 36: options.max_batch_size is what limits.batch says" in err
+
+
+def test_launchers_that_need_a_folder_that_stays_are_refused(recipe, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    for launcher, said in [("triton", "model.py has to be copied"), ("slurm", "outside of a job: a folder is needed")]:
+        code, _, err = recipe("launch", NAME, "--launcher", launcher, "--server", "true")
+        assert code == 2 and said in err and f"dflash-trt recipe render {NAME} --output DIR" in err
+    assert recipe("launch", NAME, "--launcher", "triton", "--dry-run")[0] == 0
+
+
+def test_another_release_is_asked_for_its_own_image(recipe, tmp_path):
+    assert recipe("render", NAME, "--release", "1.3.0rc27", "--output", tmp_path / "made")[0] == 0
+    assert "IMAGE=${IMAGE:-nvidia/tensorrt-llm/release:1.3.0rc27}" in (tmp_path / "made/settings.sh").read_text()
+
+
+def test_json_is_json_whatever_yaml_knows(recipe, tmp_path):
+    text = recipe_files()[NAME].read_text()
+    odd = "options:\n  scheduler_config: {a: .nan, 2026-01-01: -.inf, null: 2026-01-01, b: [!!binary aGk=]}"
+    (tmp_path / f"{NAME}.yaml").write_text(text.replace("options:", odd))
+    code, out, _ = recipe("show", tmp_path / f"{NAME}.yaml", "--json")
+
+    def strict(constant: str) -> None:
+        raise AssertionError(constant)
+
+    shown = json.loads(out, parse_constant=strict)["options"]["scheduler_config"]
+    assert code == 0 and shown == {"a": "nan", "2026-01-01": "-inf", "None": "2026-01-01", "b": ["b'hi'"]}
 
 
 def test_a_dry_run_prints_every_file(recipe, models):
@@ -118,6 +173,21 @@ def test_launch_becomes_the_launcher(tmp_path):
     assert "it ended with 9 before it answered" in done.stderr and not list(tmp_path.iterdir())
 
 
+def test_what_launch_checked_is_what_it_serves():
+    own = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TARGET": "/another"}
+    own["SERVER_COMMAND"] = "bash -c 'echo $TARGET'"  # as good as --server
+    words = [*COMMAND, "launch", NAME, "--port", "8124"]
+    done = subprocess.run(words, env=own, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "/models/openai/gpt-oss-120b\n", done.stderr
+
+
+def test_what_was_made_for_a_launch_goes_where_it_cannot_start(tmp_path):
+    own = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/nowhere"}
+    words = [*COMMAND, "launch", NAME, "--server", "true"]
+    done = subprocess.run(words, env=own, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "No such file" in done.stderr and not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -133,6 +203,8 @@ def test_launch_becomes_the_launcher(tmp_path):
         (["render", NAME, "--release", "1.3.0rc20", "--output", "x"], "1.3.0rc20 has no speculative_config.attention"),
         (["launch", "kimi-k2.6-b200x8-latency"], "does not work today: TensorRT-LLM's support matrix says No"),
         (["launch", NAME, "--launcher", "ssh"], "'ssh' is not one of"),
+        (["launch", NAME, "--server", " "], "no command — --server"),
+        (["show", NAME, "--release", "9"], "no table for TensorRT-LLM 9 — --release"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused(recipe, words, said):

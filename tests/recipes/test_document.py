@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_trt.document import LARGEST, Problem, Problems, nearest, read_document, unknown_key
+from dflash_trt.document import LARGEST, Problem, Problems, nearest, read_document, shown, unknown_key
 from dflash_trt.errors import UserError
 
 WORDS = st.text("abcdefgh_", min_size=1, max_size=8)
@@ -79,10 +79,13 @@ def test_all_duplicate_keys_are_told_at_once_with_both_lines(tmp_path):
         ("a: 1\n---\nb: 2\n", "another document"),
         ("a: &x 1\nb: *x\n", "aliases"),
         ("a: !!python/object/apply:os.system [id]\n", "the tag"),
-        ("a: !secret x\n", "is not YAML"),
+        ("a: !secret x\n", "the tag !secret is not read here"),
+        ("a: 1\n<<: {b: 2}\n", "line 2 — write them out"),
+        ("a: 1\nb: 010\n", "010 is 8 in YAML"),
+        ("a: 1:30\n", "1:30 is 90 in YAML"),
         ("{[1, 2]: 3}\n", "a key is no plain word"),
-        ("a: 2026-13-45\n", "holds a value that is none"),
-        ("a: \x01\n", "is not YAML"),
+        ("b: 1\na: 2026-13-45\n", "line 2"),
+        ("a: 1\nb: \x01\n", "holds the character U+0001 — "),
         (b"a: 1\nb: \xff\xfe\n", "line 2"),
         ("a: " + "[" * 1500 + "]" * 1500, "deep"),
         (b"a: " + b"x" * LARGEST, "larger than 256 KiB"),
@@ -93,6 +96,12 @@ def test_what_is_no_mapping_of_settings_is_refused_in_one_line(tmp_path, text, s
     with pytest.raises(UserError) as error:
         read_document(file)
     assert said in str(error.value) and str(file) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_values_in_messages_are_yaml_and_short():
+    assert [shown(value) for value in (None, True, "a", 1.5)] == ["null", "true", "'a'", "1.5"]
+    assert len(shown("x" * 5000)) == 80
+    assert str(Problem("a\nb is odd", 3)) == r"line 3: a\nb is odd"
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path):

@@ -79,9 +79,30 @@ def test_a_recipe_is_read_with_its_defaults(tmp_path):
         ("target.precision", "int4", "write bf16, fp8, mxfp4 or nvfp4"),
         ("gpus", "A100x8", "known: B300"),
         ("gpus", 8, "known: B300"),
-        ("nodes", 0, "nodes is 0"),
-        ("nodes", True, "nodes is True"),
-        ("limits.batch", 1.5, "limits.batch is 1.5"),
+        ("nodes", 0, "nodes is 0 — write 1 or more"),
+        ("nodes", True, "nodes is true — write a whole number"),
+        ("limits.batch", 1.5, "limits.batch is 1.5 — write a whole number"),
+        ("limits.batch", 32.0, "write 32, without a unit"),
+        ("limits.batch", "1e2", "write 100, without a unit"),
+        ("kv_cache.fraction", "80 %", "write 0.8, a share between 0 and 1"),
+        ("kv_cache.fraction", "0,8", "write 0.8, a share between 0 and 1"),
+        ("kv_cache.fraction", True, "kv_cache.fraction is true — write a number between 0 and 1"),
+        ("kv_cache.fraction", 1.001, "write 1 or less"),
+        ("parallel", {"tp": 8, "attention_dp": "yes"}, "attention_dp is 'yes' — write true or false"),
+        ("block_size", 1, "block_size is 1 — write 2 or more"),
+        ("description", "a\u2028max_batch_size: 1", "holds the character U+2028 — write one line"),
+        ("description", "x" * 5000, "write at most 4096 characters"),
+        ("release", 1.4, 'release is 1.4 — write it in quotes: "1.4"'),
+        ("notes", "one", "it is a list: write one `- …` a line"),
+        ("options", {7: 1}, "the key 7 is no text"),
+        ("target.checkpoint", "../..", "write OWNER/NAME, as on Hugging Face"),
+        ("target.path", "a" * 3000, "but there is no"),
+        ("tp", 8, "tp is not a known key — its place is parallel.tp"),
+        ("environment", {"A": "a\0"}, "environment.A holds the character U+0000"),
+        ("environment", {"HOST": "::1"}, "is a variable of the launchers or of their shell"),
+        ("environment", {"EUID": "3"}, "is a variable of the launchers or of their shell"),
+        ("environment", {"HF_TOKEN": "hf_x"}, "is a secret, and rendered files are for all to read"),
+        ("options.env_overrides", {"WANDB_API_KEY": "x"}, "is a secret"),
         ("draft_length", 10, "write 9 or less"),
         ("limits.tokens", 319, "write 320 or more"),
         ("parallel.ep", 3, "does not divide tp 8"),
@@ -93,14 +114,14 @@ def test_a_recipe_is_read_with_its_defaults(tmp_path):
         ("kv_cache", None, "kv_cache is missing"),
         ("recipe", 2, "write 1"),
         ("name", "other", "write tiny, as the file"),
-        ("name", "Über", "must match"),
+        ("name", "Über", "write small letters and digits"),
         ("max_draft_length", 3, "did you mean draft_length?"),
         ("drafter.atention_backend", "TRTLLM", "drafter.atention_backend is not a known key — did you mean attention"),
         ("parallel.cp", 2, "parallel.cp is not a known key"),
-        ("target.revision", "main", "must match"),
-        ("environment", {"A B": "1"}, "must match"),
-        ("environment", {"A": 1}, "environment.A is 1"),
-        ("target", "openai/gpt-oss-120b", "target is 'openai/gpt-oss-120b'"),
+        ("target.revision", "main", "write a commit"),
+        ("environment", {"A B": "1"}, "write letters, digits and _"),
+        ("environment", {"A": 1}, 'environment.A is 1 — write it in quotes: "1"'),
+        ("target", "openai/gpt-oss-120b", "target is 'openai/gpt-oss-120b' — it is a section"),
         ("limits", [1], "limits is [1]"),
     ],
 )
@@ -110,10 +131,18 @@ def test_one_mistake_is_one_problem_with_its_line_and_the_fix(tmp_path, keys, va
     assert said in what
     if value is not None:
         text = yaml.safe_dump(values, sort_keys=False).splitlines()
-        named = [keys.split(".")[-1], "parallel", "shared_memory", "A:", "A B:"]
+        inner = map(str, value if isinstance(value, dict) else ())
+        named = [keys.split(".")[-1], "parallel", "shared_memory", *inner]
         assert line is not None and any(name in text[line - 1] for name in named)
     elif line is not None:
         pytest.fail("what is missing at top level has no line")
+
+
+def test_a_section_that_is_none_is_one_problem(tmp_path):
+    text = yaml.safe_dump(change("parallel", [8, 1]), sort_keys=False)
+    assert [what for _, what in problems(tmp_path, text)] == [
+        "line 16: parallel is [8, 1] — it is a section: write its keys below it, indented"
+    ]
 
 
 def test_all_mistakes_are_told_at_once(tmp_path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import pty
 import shlex
 import shutil
 import signal
@@ -241,6 +243,53 @@ def test_a_port_that_is_taken_or_none_is_refused(folder):
     assert code == 2 and "PORT is '8k'" in said
 
 
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"PORT": "08000"}, "PORT is '08000'"),
+        ({"GRACE": "1.5"}, "GRACE is '1.5' — environment — give a whole number, 0 or more"),
+        ({"GRACE": "08"}, "GRACE is '08'"),
+        ({"START_TIMEOUT": "soon"}, "START_TIMEOUT is 'soon'"),
+        ({"STOP_SIGNAL": "STOPP"}, "STOP_SIGNAL is 'STOPP' — environment — name a signal"),
+        ({"RANKS": "two"}, "RANKS is 'two'"),
+        ({"SERVER_COMMAND": "it's"}, "a quote in it is not closed on its line — SERVER_COMMAND"),
+        ({"SERVER_COMMAND": "no-such-program --x"}, "no program no-such-program here"),
+        ({"TMPDIR": "/no/such/folder"}, "no folder can be made for this run — /no/such/folder — set TMPDIR"),
+    ],
+)
+def test_what_is_set_to_nonsense_is_refused_before_anything_starts(folder, variables, said):
+    code, told = refused("bash", folder / "mpirun.sh", **{"SERVER_COMMAND": "true", **variables})
+    assert code == 2 and told.count("error: ") == 1 and said in told
+
+
+def test_containers_and_triton_take_no_other_server(folder):
+    for script in ("docker.sh", "triton.sh"):
+        code, said = refused("bash", folder / script, SERVER_COMMAND="true")
+        assert code == 2 and f"{script} takes no other server — SERVER_COMMAND" in said
+
+
+def test_links_out_of_a_checkpoint_are_not_mounted(folder, checkpoints, tmp_path):
+    (tmp_path / "snapshot").mkdir()
+    for file in checkpoints["TARGET"].iterdir():
+        (tmp_path / "snapshot" / file.name).symlink_to(file)
+    own = {"TARGET": tmp_path / "snapshot", "DRAFT": checkpoints["DRAFT"], "DOCKER": "true"}
+    code, said = refused("bash", folder / "docker.sh", **own)
+    assert code == 2 and said.count("error: ") == 1
+    assert f"links in it lead out of it, where a container sees nothing — {tmp_path / 'snapshot'}" in said
+    (tmp_path / "linked").symlink_to(checkpoints["TARGET"])  # the folder itself may be one
+    assert "error" not in refused("bash", folder / "docker.sh", **own | {"TARGET": tmp_path / "linked"})[1]
+
+
+def test_tritons_other_ports_are_looked_at_too(folder):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, said = refused("bash", folder / "triton.sh", PORT=port - 2)
+    assert code == 2 and f"something listens there already — 127.0.0.1:{port} — " in said
+    assert "give a number from 1 to 65533" in refused("bash", folder / "triton.sh", PORT=65534)[1]
+
+
 def test_mpirun_takes_one_rank_or_all(folder, checkpoints):
     code, said = refused("bash", folder / "mpirun.sh", RANKS=3, **checkpoints)
     assert code == 2 and "RANKS is 3 — environment — set it to 1 or 8" in said
@@ -275,6 +324,55 @@ def test_mpirun_serves_until_it_is_told_to_end(folder, engines, tmp_path, engine
         code, said = launched.end(number)
     assert code == 0 and "asking the server to end" in said
     assert not listens(launched.port) and not list(tmp_path.glob("dflash-trt-run.*"))
+
+
+@pytest.mark.parametrize("script", ["serve.sh", "mpirun.sh"])
+def test_a_closed_terminal_ends_the_server_as_a_signal_would(folder, script, tmp_path):
+    """And nobody is there any more to read what is said of it."""
+    (tmp_path / "server.py").write_text(STUBBORN)
+    server = shlex.join([sys.executable, str(tmp_path / "server.py")])
+    with Launched("bash", folder / script, SERVER_COMMAND=server, TMPDIR=tmp_path) as launched:
+        launched.until_ready()
+        assert launched.process.stderr
+        os.close(launched.process.stderr.fileno())
+        os.dup2(os.open(os.devnull, os.O_RDONLY), launched.process.stderr.fileno())
+        launched.process.send_signal(signal.SIGHUP)
+        assert launched.process.wait(20) == 7
+    until(lambda: not listens(launched.port))
+    assert [path.name for path in tmp_path.iterdir()] == ["server.py"]
+
+
+def test_ctrl_c_in_a_terminal_gives_the_server_its_grace_while_it_loads(folder, tmp_path):
+    """It goes to all that runs in front, the launcher's `sleep` among them."""
+    loading = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(7)); print(1); time.sleep(60)"
+    server = shlex.join([sys.executable, "-uc", loading])
+    own = environment(SERVER_COMMAND=server, PORT=free_port(), TMPDIR=tmp_path)
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execvpe("bash", ["bash", str(folder / "serve.sh")], own)
+    assert os.read(terminal, 1) == b"1"
+    time.sleep(0.5)
+    os.write(terminal, b"\x03")
+    _, status = os.waitpid(child, 0)
+    said = os.read(terminal, 4096).decode()
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 7 and "asking the server to end" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_signal_before_anything_started_leaves_nothing(folder, tmp_path):
+    slow = tmp_path / "bin"
+    slow.mkdir()
+    (slow / "xargs").write_text("#!/bin/bash\ntouch $TMPDIR/now; sleep 1\n")  # one of the checks
+    (slow / "xargs").chmod(0o755)
+    (tmp_path / "tmp").mkdir()
+    own = {"PATH": f"{slow}:{os.environ['PATH']}", "TMPDIR": tmp_path / "tmp", "SERVER_COMMAND": "sleep 60"}
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
+        with Launched("bash", folder / "serve.sh", **own) as launched:
+            until((tmp_path / "tmp" / "now").exists)
+            assert launched.end(number)[0] == code
+        (tmp_path / "tmp" / "now").unlink()
+        assert not list((tmp_path / "tmp").iterdir())
 
 
 @pytest.mark.parametrize("script", ["serve.sh", "mpirun.sh"])
@@ -336,9 +434,24 @@ def test_docker_gets_limits_mounts_and_variables(folder, checkpoints, tmp_path):
     words = done.stdout.splitlines()
     assert {"--ipc=host", "memlock=-1", "stack=67108864", "TRTLLM_ENABLE_PDL", "HOST=0.0.0.0"} <= set(words)
     assert f"127.0.0.1:{own['PORT']}:{own['PORT']}" in words
+    mounts = [next(csv.reader([word])) for word in words if word.startswith("type=bind")]  # as docker takes them apart
     for path in (folder, *checkpoints.values()):
-        assert f"type=bind,source={path},target={path},readonly" in words
+        assert ["type=bind", f"source={path}", f"target={path}", "readonly"] in mounts
     assert words[-3:] == ["nvidia/tensorrt-llm/release:1.4.0rc1", "bash", f"{folder}/server.sh"]
+
+
+def test_a_container_is_removed_where_it_does_not_end(folder, checkpoints, tmp_path):
+    """Its client can be killed, and that would leave it."""
+    tool, log = tmp_path / "docker", tmp_path / "log"
+    tool.write_text(f"""#!/bin/bash
+echo "$1 $2" >>{log}
+if [[ $1 == run ]]; then trap '' TERM; while :; do sleep 0.1; done; fi
+""")
+    tool.chmod(0o755)
+    with Launched("bash", folder / "docker.sh", DOCKER=tool, GRACE=0, **checkpoints) as launched:
+        until(lambda: log.exists() and "run" in log.read_text())
+        assert launched.end(signal.SIGTERM)[0] == 137
+    assert "stop --time" in log.read_text() and "rm --force" in log.read_text()
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dflash_trt.document import read_document
 from dflash_trt.recipes import read_recipe, recipe_files
 from dflash_trt.trtllm.folder import fill_folder
 from dflash_trt.trtllm.launch import render_folder
@@ -61,6 +62,14 @@ def test_the_models_arguments_are_config_yaml_and_the_target(name):
     assert triton == {"max_batch_size": 0, "decoupled": False}  # both have to be there for model.py
     assert values == folder.rendered.config | {"model": str(folder.rendered.target), "backend": "pytorch"}
     assert judge(read_release(folder.recipe.release), values) == []
+
+
+def test_no_argument_stands_twice(tmp_path):
+    text = recipe_files()[NAME].read_text().replace("options:\n", "options:\n  backend: pytorch\n")
+    (tmp_path / f"{NAME}.yaml").write_text(text)
+    files = render_folder(read_recipe(str(tmp_path / f"{NAME}.yaml"))).files
+    (tmp_path / "model.yaml").write_text(files[MODEL])
+    assert read_document(tmp_path / "model.yaml").values["backend"] == "pytorch"
 
 
 @pytest.fixture

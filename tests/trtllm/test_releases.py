@@ -58,6 +58,8 @@ def test_a_release_without_a_table_is_refused_with_those_that_have_one():
         ({"kv_cache_config": 0.8}, "kv_cache_config is 0.8, but it is a section"),
         ({"kv_cache_config": None}, "kv_cache_config is null"),
         ({"mla_skip_correction_threshold": 0}, "is 0, not above 0"),
+        ({"batch_wait_max_tokens_ratio": float("nan")}, "is nan — give a number from 0 to 1"),
+        ({"batch_wait_timeout_ms": float("inf")}, "is inf — give a number"),
         ({"pp_partition": 8}, "pp_partition is 8 — give a list"),
         ({"cuda_graph_config": {"batch_sizes": [1, "2"]}}, "cuda_graph_config.batch_sizes[1] is '2'"),
         ({"nvfp4_gemm_config": {"allowed_backends": ["cutlas"]}}, "allowed_backends[0] is 'cutlas' — one of cutlass, "),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from dflash_trt.document import Problems
 from dflash_trt.errors import UserError
 from dflash_trt.recipes import read_recipe, recipe_files
 from dflash_trt.trtllm.releases import judge, read_release
-from dflash_trt.trtllm.serve_config import _lines, render_config
+from dflash_trt.trtllm.serve_config import _lines, compose, render_config
 
 NAME = "gpt-oss-120b-b300x8-interactive"
 SERVED = [name for name in recipe_files() if not read_recipe(name).recipe.unsupported]
@@ -87,6 +88,42 @@ def test_options_are_judged_and_merged_and_may_not_contradict(edited):
     assert all(problem.line == loaded.document.line(("options", key.split(".")[-1])) for key, problem in found.items())
     kept = edited(options="options:\n  kv_cache_config:\n    host_cache_size: 0")
     assert render_config(kept).config["kv_cache_config"]["host_cache_size"] == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("model: /x", "options.model is what target says — leave one out"),
+        (
+            "speculative_config: {speculative_model_dir: /x}",
+            "speculative_model_dir is what drafter says",
+        ),
+        ("kv_cache_config: fp8", "options.kv_cache_config is 'fp8', but it is a section — indent its keys below it"),
+        ("cuda_graph_config: null", "options.cuda_graph_config is null, but it is a section"),
+    ],
+)
+def test_the_same_thing_under_another_name_is_a_contradiction(edited, line, said):
+    loaded = edited(options=f"options:\n  {line}")
+    composed = compose(loaded)
+    [problem] = composed.problems
+    assert said in str(problem) and problem.line == loaded.document.line(("options", line.partition(":")[0]))
+    with pytest.raises(Problems, match="options"):
+        composed.consistent()
+
+
+def test_what_is_composed_may_still_be_wrong(edited):
+    """Preflight has a rule for keys, so it gets them; nothing has one for a release that nobody knows."""
+    composed = compose(edited(options="options:\n  enable_chunked_prefil: true")).consistent()
+    assert "enable_chunked_prefil" in composed.config and composed.problems == ()
+    assert [problem.what.split()[0] for problem in composed.judged()] == ["enable_chunked_prefil"]
+    with pytest.raises(Problems, match=r"no table for TensorRT-LLM 1\.9.*line 9 — tables are there for"):
+        compose(edited(release='release: "1.9"')).consistent()
+    assert compose(edited(release="release: 1.2.1")).consistent()  # preflight says that it has no DFlash
+
+
+def test_a_folder_whose_name_no_yaml_can_hold_is_refused():
+    with pytest.raises(UserError, match="its name is not UTF-8"):
+        render_config(read_recipe(NAME), target=Path(os.fsdecode(b"/m/\xff")))
 
 
 def test_what_does_not_work_today_is_refused_with_the_reason():

@@ -11,6 +11,7 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 trap clean_up EXIT
 
 docker=${DOCKER:-docker}
+refuse_server_command docker.sh
 need_models
 need_port
 need_program "$docker" "install a container runtime and NVIDIA's container toolkit"
@@ -22,12 +23,11 @@ fi
 if ((NODES > 1)); then
     problems+=("$NODES nodes are meant — settings.sh — submit slurm.sbatch")
 fi
-for folder in "$here" "$TARGET" "$DRAFT"; do
-    if [[ $folder == *,* ]]; then
-        problems+=("a comma in a path cannot be mounted — $folder — rename it")
-    fi
-done
+need_whole "$TARGET"
+need_whole "$DRAFT"
 refuse_problems
+
+field() { printf '"%s"' "${1//\"/\"\"}"; } # of CSV, which --mount is
 
 container=$NAME-$$
 host=$HOST
@@ -39,7 +39,7 @@ esac
 launch=("$docker" run --rm --init --name "$container" --gpus "${DOCKER_GPUS:-all}" --ipc=host
     --ulimit memlock=-1 --ulimit stack=67108864 --publish "$host:$PORT:$PORT")
 for folder in "$here" "$TARGET" "$DRAFT"; do
-    launch+=(--mount "type=bind,source=$folder,target=$folder,readonly")
+    launch+=(--mount "type=bind,$(field "source=$folder"),$(field "target=$folder"),readonly")
 done
 for variable in "${ENVIRONMENT[@]}" TARGET DRAFT PORT; do
     launch+=(--env "$variable")
@@ -47,4 +47,9 @@ done
 launch+=(--env HOST=0.0.0.0 --env "STARTED_IN=$here" --env DFLASH_TRT_RUN=/tmp/dflash-trt)
 
 ask_to_stop() { "$docker" stop --time "$GRACE" "$container" >/dev/null & }
+# Without its client a container goes on.
+end_at_once() {
+    "$docker" rm --force "$container" >/dev/null 2>&1 || true
+    kill -KILL -- "-$child" 2>/dev/null || true
+}
 run "${launch[@]}" "$IMAGE" bash "$here/server.sh"

@@ -12,16 +12,17 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 . "$here/common.sh"
 trap clean_up EXIT
 
-ranks=${RANKS:-1}
+RANKS=${RANKS:-1}
 wrapper=()
 need_models
 need_port
 need_program mpirun "install Open MPI, or run this in TensorRT-LLM's container"
+need_number RANKS 1 || RANKS=1
 if [[ -z ${SERVER_COMMAND:-} ]]; then
     need_program trtllm-serve "run this where TensorRT-LLM $RELEASE is installed"
-    if ((ranks != 1 && ranks != WORLD)); then
-        problems+=("RANKS is $ranks — environment — set it to 1 or $WORLD")
-    elif ((ranks > 1)); then
+    if ((RANKS != 1 && RANKS != WORLD)); then
+        problems+=("RANKS is $RANKS — environment — set it to 1 or $WORLD")
+    elif ((RANKS > 1)); then
         wrapper=(trtllm-llmapi-launch)
     fi
 fi
@@ -31,7 +32,7 @@ fi
 refuse_problems
 
 # Without --bind-to none a single rank, and all that it starts, would be held to one core.
-launch=(mpirun --oversubscribe --bind-to none -n "$ranks")
+launch=(mpirun --oversubscribe --bind-to none -n "$RANKS")
 if ((EUID == 0)); then
     launch+=(--allow-run-as-root)
 fi

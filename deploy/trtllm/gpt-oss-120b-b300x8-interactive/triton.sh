@@ -17,9 +17,9 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 trap clean_up EXIT
 
 model=$here/triton/tensorrt_llm/1
-unset SERVER_COMMAND
+refuse_server_command triton.sh
 need_models
-need_port
+need_port 3
 need_program tritonserver "run this in NVIDIA's tritonserver container with TensorRT-LLM"
 for file in model.py helpers.py; do
     if [[ ! -f $model/$file ]]; then

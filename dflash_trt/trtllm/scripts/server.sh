@@ -12,7 +12,7 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 
 mkdir -p -- "$DFLASH_TRT_RUN" # on another node it is not there
 if [[ -n ${SERVER_COMMAND:-} ]]; then
-    mapfile -d '' -t server < <(xargs printf '%s\0' <<<"$SERVER_COMMAND") # words, as a shell would quote them
+    mapfile -d '' -t server < <(server_words)
 else
     config=$here/config.yaml
     if [[ $DRAFT != "$RENDERED_DRAFT" ]]; then
