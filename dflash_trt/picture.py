@@ -38,7 +38,7 @@ def _save(figure: Any, path: Path) -> None:
     """Under another name first, so that an older picture is whole until the new one is."""
     staged = path.with_name(f".partial-{path.name}")
     try:
-        figure.savefig(staged, dpi=160)
+        figure.savefig(staged, dpi=160, format=path.suffix[1:] or "png")
         staged.replace(path)
     except (OSError, ValueError) as error:
         staged.unlink(missing_ok=True)

@@ -46,7 +46,8 @@ def scan(ref: TensorRef) -> NotFinite | None:
         bad = np.flatnonzero((piece.view(mask.dtype) & mask) == mask)
         if bad.size:
             first = begin // width + int(bad[0]) if first is None else first
-            nan = int(np.count_nonzero(np.isnan(piece[bad].astype(np.float64))))
+            with np.errstate(invalid="ignore"):  # a NaN is what is looked for
+                nan = int(np.count_nonzero(np.isnan(piece[bad].astype(np.float64))))
             nans, infs = nans + nan, infs + bad.size - nan
     if first is None:
         return None

@@ -9,6 +9,7 @@ from typing import Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from dflash_trt.commands.progress import progress_bar
 from dflash_trt.sizes import format_bytes
@@ -52,7 +53,9 @@ def export(
 def _tell(made: Exported) -> None:
     console = Console(highlight=False, soft_wrap=True)
     ranks = f"{made.tp} ranks" if made.tp > 1 else "one rank"
-    console.print(f"[green]✓[/] [bold]{made.path}[/]: for TensorRT-LLM {made.release}, {made.dtype}, {ranks}")
+    console.print(
+        f"[green]✓[/] [bold]{escape(str(made.path))}[/]: for TensorRT-LLM {made.release}, {made.dtype}, {ranks}"
+    )
     for role, network in made.networks.items():
         kind = f"{network.architecture}{', NVFP4' if network.quantization else ''}"
         size = format_bytes(network.rank_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,15 +12,17 @@ from typing import Literal
 import typer
 from rich.console import Console
 
+from dflash_trt.durable import check_parent
 from dflash_trt.errors import UserError
 from dflash_trt.gpus import Card
 from dflash_trt.plan.acceptance import check_constant_rate
-from dflash_trt.plan.measured import Measured, is_available
+from dflash_trt.plan.measured import Measured
 from dflash_trt.plan.models import Split
 from dflash_trt.plan.report import Result, finish, make_record, show
 from dflash_trt.plan.residuals import acceptance_markdown, markdown, residuals
 from dflash_trt.plan.roofline import Roofline
 from dflash_trt.plan.source import (
+    MOST_DRAFT,
     Order,
     check_drafts,
     order_of_checkpoints,
@@ -30,7 +33,8 @@ from dflash_trt.plan.source import (
 from dflash_trt.plan.steps import NAMES
 from dflash_trt.plan.sweep import Goal, Point, sweep
 
-MOST_BATCH, MOST_DRAFT = 8192, 63
+MOST_BATCH = 8192
+PICTURES = (".png", ".svg", ".pdf")
 
 
 def plan(
@@ -48,7 +52,7 @@ def plan(
     kv_dtype: str | None = typer.Option(None, help="Of the target's KV cache: bf16 (default), fp8 or nvfp4."),
     goal: Goal | None = typer.Option(None, help="What to choose for."),
     per_user: float | None = typer.Option(
-        None, min=0, help="Tokens/s that each user must get at least. Default: the goal's."
+        None, min=0, max=1e6, help="Tokens/s that each user must get at least. Default: the goal's."
     ),
     batch: str | None = typer.Option(None, help="Batches to try: 1,2,4 or 1-16."),
     draft_length: str | None = typer.Option(
@@ -56,7 +60,7 @@ def plan(
     ),
     context: int = typer.Option(2048, min=1, help="Tokens in a row's cache, on average over its answer."),
     sequence: int | None = typer.Option(
-        None, min=1, help="Tokens of the longest row. Default: the recipe's, or 4 contexts."
+        None, min=1, help="Tokens of the longest row. Default: the recipe's, or 4 contexts, as far as the target knows."
     ),
     category: str = typer.Option("coding", help="Of published acceptance lengths: coding, math, chat, mean or a task."),
     tau: str | None = typer.Option(None, help="Acceptance length of DFlash instead, at its K: 4.4@9 or 3.1@3,4.4@9."),
@@ -74,10 +78,12 @@ def plan(
     how far off that is.
     """
     if show_residuals:
+        if recipe or target or output:
+            raise UserError("--residuals is about all that is published", where="plan", fix="give it alone, or --json")
         _show_residuals(as_json)
         return
-    if output and output.exists() and not force:
-        raise UserError("the picture exists", where=output, fix="pass --force to overwrite it")
+    if output:
+        _check_picture(output, force)
     if recipe:
         given = {"--target": target, "--draft": draft, "--gpus": gpus, "--tp": tp, "--ep": ep, "--precision": precision}
         given |= {"--kv-dtype": kv_dtype, "--attention-dp": True if attention_dp else None}
@@ -88,11 +94,14 @@ def plan(
         if not target or not gpus:
             fix = "as in plan --target openai/gpt-oss-120b --gpus B300x8"
             raise UserError("give a recipe, or --target and --gpus", where="plan", fix=fix)
+        if search:
+            fix = "leave it out: without --tp all splits are tried"
+            raise UserError("--search is about a recipe", where="plan", fix=fix)
         if tp is None and (ep or attention_dp):
             raise UserError("--ep and --attention-dp are about a --tp", where="plan", fix="give --tp, too")
         splits = None if tp is None else [Split(tp, ep or 1, attention_dp)]
-        longest, cache = sequence or 4 * context, kv_dtype or "bf16"
-        order = order_of_checkpoints(target, draft, gpus, splits, category, context, longest, cache, precision)
+        cache = kv_dtype or "bf16"
+        order = order_of_checkpoints(target, draft, gpus, splits, category, context, sequence, cache, precision)
     result = _sweep(_refine(order, goal, batch, draft_length, tau, eagle3_tau, gap), per_user, data)
     if output:
         from dflash_trt.plan.picture import draw  # loads matplotlib
@@ -103,6 +112,14 @@ def plan(
         typer.echo(json.dumps(record, indent=2))
     else:
         show(Console(), record)
+
+
+def _check_picture(output: Path, force: bool) -> None:
+    check_parent(output)
+    if output.is_dir() or output.suffix.lower() not in PICTURES:
+        raise UserError("that is no name of a picture", where=output, fix=f"end it with {' or '.join(PICTURES)}")
+    if os.path.lexists(output) and not force:
+        raise UserError("the picture exists", where=output, fix="pass --force to overwrite it")
 
 
 def _show_residuals(as_json: bool) -> None:
@@ -147,7 +164,8 @@ def _refine(
 
 
 def _sweep(order: Order, per_user: float | None, data: str | None) -> Result:
-    clock = _clock(order.gpus.card, data)
+    clock, missing = _clock(order.gpus.card, data)
+    order = replace(order, notes=(*order.notes, *missing))
     if order.searched and isinstance(clock, Measured):
         order = replace(order, splits=clock.covered(order.model, order.splits))
     points = sweep(
@@ -181,7 +199,13 @@ def _too_large(order: Order, points: Sequence[Point]) -> UserError:
     return UserError(what, where=order.model.name, fix=fix)
 
 
-def _clock(card: Card, data: str | None) -> Measured | Roofline:
-    if data == "measured" or (data is None and is_available(card)):
-        return Measured(card)
-    return Roofline(card)
+def _clock(card: Card, data: str | None) -> tuple[Measured | Roofline, tuple[str, ...]]:
+    """And why it is not the better one, if nobody asked for the roofline."""
+    if data == "roofline":
+        return Roofline(card), ()
+    try:
+        return Measured(card), ()
+    except UserError as error:
+        if data == "measured":
+            raise
+        return Roofline(card), (str(error),)

@@ -113,6 +113,9 @@ def data_folder(card: Card) -> Path:
     if found is None or not found.submodule_search_locations:
         fix = "pip install 'dflash-trt[plan]', or plan with --data roofline"
         raise UserError("aiconfigurator-core, which has the measured data, is not installed", fix=fix)
+    if importlib.util.find_spec("pyarrow") is None:
+        fix = "pip install pyarrow, or plan with --data roofline"
+        raise UserError("pyarrow, which reads the measured data, is not installed", fix=fix)
     folder = Path(next(iter(found.submodule_search_locations))) / "systems" / "data" / SYSTEMS.get(card.name, "none")
     if not (folder / "gemm" / "trtllm" / VERSION).is_dir():
         fix = "plan with --data roofline"
@@ -125,7 +128,7 @@ def is_available(card: Card) -> bool:
         data_folder(card)
     except UserError:
         return False
-    return importlib.util.find_spec("pyarrow") is not None
+    return True
 
 
 def interpolate(grid: Grid, at: Sequence[int]) -> float | None:

@@ -117,6 +117,8 @@ def read_model(name: str, target: Shape, drafter: DrafterShape | None, precision
     if said not in WIDTHS:
         what = f"weights in {precision or target.quantization} are not known to plan"
         raise UserError(what, where=name, fix=f"pass --precision with one of {', '.join(WIDTHS)}")
+    if said == "mxfp4" and not target.experts:
+        raise UserError("MXFP4 is for routed experts, and it has none", where=name, fix="pass another --precision")
     if target.vocab is None:
         raise UserError("vocab_size is missing", where=target.file, fix="the head's size hangs on it")
     stack = Stack(

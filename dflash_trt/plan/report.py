@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dflash_trt.plan.compare import CLAIM, fronts_of, ratios
@@ -67,13 +68,19 @@ def make_record(result: Result) -> dict[str, Any]:
 
 
 def keys(result: Result) -> dict[str, Any]:
-    """The setting as a recipe has it. Under attention DP TensorRT-LLM counts batch and tokens of each rank."""
+    """The setting as a recipe has it, whose ranks are all GPUs that it names.
+
+    Under attention DP TensorRT-LLM counts batch and tokens of each rank.
+    """
     point, workload = result.choice, result.order.workload
     assert point is not None
     rows = -(-point.batch // point.split.tp) if point.split.attention_dp else point.batch
     parallel = {"tp": point.split.tp, "ep": point.split.ep, "attention_dp": point.split.attention_dp}
     tokens = max(8192, rows * (point.draft + 1))
-    found: dict[str, Any] = {"draft_length": point.draft} if point.draft else {}
+    gpus = result.order.gpus
+    found: dict[str, Any] = {} if point.split.tp == gpus.total else {"gpus": f"{gpus.card.name}x{point.split.tp}"}
+    if point.draft:
+        found["draft_length"] = point.draft
     return found | {"parallel": parallel, "limits": {"batch": rows, "sequence": workload.sequence, "tokens": tokens}}
 
 
@@ -105,14 +112,14 @@ def show(console: Console, record: Mapping[str, Any]) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
     workload = record["workload"]
-    say(f"[bold]{record['target']}[/] in {record['precision']} on {record['gpus']}")
+    say(f"[bold]{escape(record['target'])}[/] in {record['precision']} on {record['gpus']}")
     rows = f"{workload['context']:,} tokens in a row's cache on average, {workload['sequence']:,} at most"
     say(f"{rows}, target's cache in {workload['cache']}")
     for method, one in record["acceptance"].items():
-        say(f"{NAMES[method]} accepts as on {one['task']}: {one['source']}")
+        say(f"{NAMES[method]} accepts as on {one['task']}: {escape(one['source'])}")
     say(_data(record))
     for note in record["notes"]:
-        say(f"note: {note}")
+        say(f"note: {escape(note)}")
     for method, front in record["fronts"].items():
         say()
         console.print(_front(method, front))
@@ -161,6 +168,11 @@ def _split(point: Mapping[str, Any]) -> str:
     return f"tp{point['tp']} ep{point['ep']}" + (" dp" if point["attention_dp"] else "")
 
 
+def _rows(point: Mapping[str, Any]) -> str:
+    own = point["keys"]["limits"]["batch"]
+    return f"batch {point['batch']:,}" + (f" ({own:,} on each GPU, as limits count)" if point["attention_dp"] else "")
+
+
 def _ratios(record: Mapping[str, Any]) -> list[str]:
     lines = []
     for ratio in record["ratios"]:
@@ -194,18 +206,18 @@ def _choice(record: Mapping[str, Any]) -> list[str]:
     memory, keys = point["memory"], point["keys"]
     free = format_bytes(memory["free"])
     copies = record["gpu_count"] // point["tp"]
-    where = f"{copies} copies of it, on {point['tp']} GPUs each" if copies > 1 else f"on all {point['tp']} GPUs"
+    each = f"{point['tp']} GPUs" if point["tp"] > 1 else "one GPU"
+    where = f"{copies} copies of it, on {each} each" if copies > 1 else f"on all {point['tp']} GPUs"
     lines = [
         f"[bold]{record['goal']}[/] ({wanted}): {where if record['gpu_count'] > 1 else 'on the GPU'}",
-        f"  {NAMES[point['method']]}, {point['tokens_per_second_per_user']:,.0f} tok/s/user, "
+        f"  {NAMES[point['method']]}, {_rows(point)}: {point['tokens_per_second_per_user']:,.0f} tok/s/user, "
         f"{point['tokens_per_second_per_gpu']:,.0f} tok/s/GPU, step {point['step_seconds'] * 1e3:.2f} ms",
         f"  {format_bytes(memory['used'])} of {free} a GPU: weights {format_bytes(memory['weights'])}, drafter "
         f"{format_bytes(memory['drafter'])}, cache {format_bytes(memory['cache'])}, arena "
         f"{format_bytes(memory['arena'])}; {memory['largest_batch']:,} rows would fit",
         "",
     ]
-    if "draft_length" in keys:
-        lines.append(f"draft_length: {keys['draft_length']}")
+    lines += [f"{key}: {keys[key]}" for key in ("gpus", "draft_length") if key in keys]
     parallel = ", ".join(f"{key}: {str(value).lower()}" for key, value in keys["parallel"].items())
     limits = ", ".join(f"{key}: {value}" for key, value in keys["limits"].items())
     return [*lines, f"parallel: {{{parallel}}}", f"limits: {{{limits}}}"]

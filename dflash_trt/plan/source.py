@@ -10,13 +10,16 @@ from pathlib import Path
 from dflash_trt.checkpoint.shape import DrafterShape, Shape, read_drafter_shape, read_shape
 from dflash_trt.errors import UserError
 from dflash_trt.gpus import Gpus, parse_gpus
-from dflash_trt.plan.acceptance import Acceptance, find_acceptance, fit_rates, read_tables
+from dflash_trt.plan.acceptance import Acceptance, find_acceptance, fit_rates
 from dflash_trt.plan.models import Model, Split, read_model
 from dflash_trt.plan.ops import CACHE_WIDTHS
 from dflash_trt.plan.steps import Method
 from dflash_trt.plan.sweep import BATCHES, Goal, Workload
 from dflash_trt.published import published, repositories
 from dflash_trt.recipes import read_recipe
+
+OTHER = "give the drafter that was trained for this target"
+MOST_DRAFT = 63  # drafts of a step; published blocks have 16 at most
 
 
 @dataclass(frozen=True)
@@ -70,25 +73,34 @@ def order_of_checkpoints(
     splits: Sequence[Split] | None,
     category: str,
     context: int,
-    sequence: int,
+    sequence: int | None,
     cache: str = "bf16",
     precision: str | None = None,
 ) -> Order:
     """`splits` None: every one that the machine and the model allow."""
     machine, model = parse_gpus(gpus), open_model(target, draft, precision)
+    accepted = find_accepted(model, category)
+    if draft and draft not in repositories() and (known := accepted.get("dflash")):
+        source = f"{known.source}; that is of the published drafter: pass --tau with what yours does"
+        accepted["dflash"] = replace(known, source=source)
     return Order(
         model=model,
         gpus=machine,
         splits=splits_of(model, machine) if splits is None else checked(model, machine, splits),
         searched=splits is None,
         workload=make_workload(model, context, sequence, cache),
-        accepted=find_accepted(model, category),
+        accepted=accepted,
     )
 
 
-def make_workload(model: Model, context: int, sequence: int, cache: str) -> Workload:
+def make_workload(model: Model, context: int, sequence: int | None, cache: str) -> Workload:
+    """`sequence` None: four contexts, or all that the model was made for."""
     if cache not in CACHE_WIDTHS:
         raise UserError(f"there is no KV cache in {cache}", where="--kv-dtype", fix=f"choose {', '.join(CACHE_WIDTHS)}")
+    if model.max_position and context > model.max_position:
+        what = f"{context:,} tokens are more than the {model.max_position:,} that {model.name} was made for"
+        raise UserError(what, where="--context", fix=f"pass {model.max_position} or less")
+    sequence = sequence or min(4 * context, model.max_position or 4 * context)
     if context > sequence:
         what = f"a context of {context:,} tokens on average is more than the {sequence:,} of the longest sequence"
         raise UserError(what, where="--context", fix=f"lower it, or pass --sequence {context} or more")
@@ -105,15 +117,23 @@ def open_model(target: str, draft: str | None, precision: str | None = None) -> 
     drafter = _drafter(draft) if draft else _published_drafter(name)
     if drafter and drafter.num_target_layers not in (None, shape.layers):
         what = f"the drafter is for a target of {drafter.num_target_layers} layers, but {name} has {shape.layers}"
-        raise UserError(what, where=drafter.file, fix="give the drafter that was trained for this target")
+        raise UserError(what, where=drafter.file, fix=OTHER)
+    if drafter and drafter.hidden != shape.hidden:
+        what = f"the drafter has {drafter.hidden} hidden values, but {name}, whose embedding and head it uses, has "
+        raise UserError(f"{what}{shape.hidden}", where=drafter.file, fix=OTHER)
     return read_model(name, shape, drafter, precision)
 
 
 def _target(text: str) -> tuple[Shape, str]:
-    """Its shape, and the repository's name by which acceptance lengths are found."""
+    """Its shape, and the name by which drafters and acceptance lengths are found: a copy of a published one has its."""
     if Path(text).is_dir():
-        known = {table.target.split("/")[1].lower(): table.target for table in read_tables()}
-        return read_shape(Path(text)), known.get(Path(text).resolve().name.lower(), text)
+        shape, folder = read_shape(Path(text)), Path(text).resolve().name.lower()
+        for name in repositories():
+            if name.rpartition("/")[2].lower() == folder and published(name).role == "target":
+                theirs = published(name).shape()
+                if (theirs.layers, theirs.hidden, theirs.heads) == (shape.layers, shape.hidden, shape.heads):
+                    return shape, name
+        return shape, text
     found = published(text, where="--target")
     if found.role != "target":
         raise UserError(f"{text} is a drafter", where="--target", fix=f"its target is {found.target}")
@@ -179,15 +199,19 @@ def check_drafts(model: Model, drafts: Sequence[int]) -> None:
 
 def parse_acceptance(text: str, where: str) -> Acceptance:
     """`4.4@9`, or several as in `3.1@3,4.4@9`: tokens a step when so many drafts are checked."""
-    tau = {}
+    tau: dict[int, float] = {}
     for part in text.split(","):
         tokens, at, draft = part.partition("@")
         try:
-            tau[int(draft)] = float(tokens)
+            length, drafts = float(tokens), int(draft)
         except ValueError:
             at = ""
-        if not at or int(draft) < 1:
-            raise UserError(f"{part!r} is no acceptance length", where=where, fix="write tokens@drafts, as in 4.4@9")
+        if not at or not 1 <= drafts <= MOST_DRAFT:
+            fix = f"write tokens@drafts, as in 4.4@9, with {MOST_DRAFT} drafts at most"
+            raise UserError(f"{part!r} is no acceptance length", where=where, fix=fix)
+        if drafts in tau:
+            raise UserError(f"{text!r} has two lengths for {drafts} drafts", where=where, fix="give one")
+        tau[drafts] = length
     return fit_rates(tau, source=where)
 
 

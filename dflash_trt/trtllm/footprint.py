@@ -23,7 +23,7 @@ def arena(deployment: Deployment) -> Arena | None:
         layers=drafter.layers,
         positions=positions,
         width=settings.width,
-        kv_heads=rank_heads(drafter.kv_heads, 1 if settings.attention_dp else settings.tp),
+        kv_heads=rank_heads(drafter.kv_heads, sharing(settings)),
         head_dim=drafter.head_dim,
         page=PAGE if backend(settings) == TRTLLM else 1,
     )
@@ -68,27 +68,32 @@ def memory(deployment: Deployment) -> Memory | None:
 
 
 def weights(target: Source[Shape], settings: Settings) -> int | None:
-    """Bytes of the target on one rank: of its files, or else reckoned from its sizes."""
+    """Bytes of the target on one rank: of its files, if ranks share all of them, or else reckoned from its sizes."""
     split = settings.tp * settings.pp
-    if target.size is not None:
+    if target.size is not None and sharing(settings) == settings.tp:
         return target.size // split
     shape = target.shape
     if shape is None or shape.vocab is None or (width := BYTES.get(target.precision or "bf16")) is None:
         return None
     attention = shape.layers * attention_weights(shape) * (FLOAT if width < 1 else width)
     sparse = shape.layers - shape.dense_layers if shape.experts else 0
-    dense = (shape.layers - sparse) * 3 * shape.hidden * shape.ffn
-    experts = sparse * 3 * shape.hidden * (shape.experts * shape.expert_ffn + shape.shared_ffn)
+    dense = 3 * shape.hidden * ((shape.layers - sparse) * shape.ffn + sparse * shape.shared_ffn)
+    experts = sparse * 3 * shape.hidden * shape.experts * shape.expert_ffn
     table = shape.vocab * shape.hidden * (1 if shape.tied else 2) * FLOAT
-    shared = attention if settings.attention_dp else attention / split
-    return int(shared + ((dense + experts) * width + table) / split)
+    each = (attention + dense * width + table) / (sharing(settings) * settings.pp)
+    return int(each + experts * width / split)
+
+
+def sharing(settings: Settings) -> int:
+    """Ranks that share all but experts; with attention DP each has them whole."""
+    return 1 if settings.attention_dp else settings.tp
 
 
 def drafter_weights(shape: DrafterShape, settings: Settings) -> int:
     """Bytes on one rank: `fc` whole, the layers split."""
     layers = shape.layers * (attention_weights(shape) + 3 * shape.hidden * shape.ffn)
     fc = len(shape.target_layer_ids or ()) * shape.hidden**2
-    return int((layers / settings.tp + fc) * FLOAT)
+    return int((layers / sharing(settings) + fc) * FLOAT)
 
 
 def attention_weights(shape: Shape) -> int:
@@ -103,7 +108,7 @@ def cache_per_sequence(deployment: Deployment, tokens: int) -> int | None:
         return None
     width = KV_BYTES.get(settings.kv_dtype, FLOAT)
     heads = shape.kv_heads
-    share = 1.0 if shape.latent or settings.attention_dp else rank_heads(heads, settings.tp) / heads
+    share = 1.0 if shape.latent else rank_heads(heads, sharing(settings)) / heads
     kept = (
         values * (min(tokens, shape.window) if kind == SLIDING and shape.window else tokens)
         for values, kind in zip(shape.cached, shape.kinds, strict=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,6 +41,14 @@ def test_without_the_wheel_measured_data_is_refused_and_says_how_to_get_it(monke
     monkeypatch.setattr("dflash_trt.plan.measured.PACKAGE", "no_such_package")
     assert not is_available(card())
     with pytest.raises(UserError, match=r"dflash-trt\[plan\].*--data roofline"):
+        data_folder(card())
+
+
+@wheel
+def test_without_pyarrow_measured_data_is_refused_too(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert not is_available(card())
+    with pytest.raises(UserError, match=r"pyarrow.*not installed.*--data roofline"):
         data_folder(card())
 
 

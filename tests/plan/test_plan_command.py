@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from matplotlib import image
 from typer.testing import CliRunner
 
@@ -14,9 +15,13 @@ from dflash_trt.errors import UserError
 from dflash_trt.plan.acceptance import check_constant_rate
 from dflash_trt.plan.measured import is_available
 from dflash_trt.plan.residuals import acceptance_markdown, markdown, residuals
+from dflash_trt.published import published
+from dflash_trt.recipes import read_recipe
 from tests.plan.pairs import card
+from tests.tiny import make_pair
 
 DOCS = Path(__file__).parents[2] / "docs"
+RECIPES = DOCS.parent / "build_recipes"
 PAIR = ["--target", "openai/gpt-oss-120b", "--gpus", "B300x8"]
 QUICK = [*PAIR, "--tp", "8", "--data", "roofline", "--batch", "1,8,64", "--draft-length", "4,9"]
 
@@ -35,10 +40,10 @@ def refused(*arguments: str) -> str:
 
 def test_ratios_stand_beside_those_that_nvidia_published():
     output = run(*PAIR, "--tp", "8", "--data", "roofline")
-    for over, published in (("AR", "more than 15 x"), ("EAGLE-3", "1.5 x")):
+    for over, claimed in (("AR", "more than 15 x"), ("EAGLE-3", "1.5 x")):
         for speed in (500, 550, 600):
             [line] = [line for line in output.splitlines() if line.startswith(f"DFlash / {over} at {speed} tok/s/user")]
-            assert f"(NVIDIA: {published} at 500 to 600" in line
+            assert f"(NVIDIA: {claimed} at 500 to 600" in line
             assert "error" in line or "not that fast" in line
     assert "not published" in output and "model card of z-lab/gpt-oss-120b-DFlash" in output
 
@@ -47,6 +52,16 @@ def test_the_choice_is_printed_as_the_keys_of_a_recipe():
     output = run(*QUICK, "--goal", "latency")
     assert "draft_length: 9\nparallel: {tp: 8, ep: 1, attention_dp: false}" in output
     assert "limits: {batch: 1, sequence: 8192, tokens: 8192}" in output
+
+
+def test_a_recipe_takes_the_keys_also_where_copies_share_a_machine(tmp_path):
+    words = [*PAIR, "--tp", "4", "--data", "roofline", "--batch", "64", "--draft-length", "5"]
+    assert "2 copies of it, on 4 GPUs each" in run(*words) and "\ngpus: B300x4\ndraft_length: 5\n" in run(*words)
+    keys = json.loads(run(*words, "--json"))["choice"]["keys"]
+    former = yaml.safe_load((RECIPES / "gpt-oss-120b-b300x8-interactive.yaml").read_text())
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(former | keys | {"name": "mine"}))
+    recipe = read_recipe(str(tmp_path / "mine.yaml")).recipe
+    assert (str(recipe.machine), recipe.parallel.tp, recipe.limits.batch) == ("B300x4", 4, 64)
 
 
 def test_json_has_all_of_it():
@@ -90,7 +105,42 @@ def test_the_picture_shows_three_lines_and_is_not_overwritten_unasked(tmp_path):
 
 def test_a_picture_that_cannot_be_written_leaves_nothing(tmp_path):
     result = CliRunner().invoke(app, ["plan", *QUICK, "--output", str(tmp_path / "front.xyz")])
-    assert "cannot be written" in str(result.exception) and not [*tmp_path.iterdir()]
+    assert "no name of a picture" in str(result.exception) and not [*tmp_path.iterdir()]
+    for name, says in {"": "no name of a picture", "front": "no name of a picture", "no/a.png": "mkdir -p"}.items():
+        assert says in refused(*QUICK, "--force", "--output", str(tmp_path / name))
+    (tmp_path / "link.png").symlink_to("nowhere")
+    assert "pass --force" in refused(*QUICK, "--output", str(tmp_path / "link.png"))
+    assert [path.name for path in tmp_path.iterdir()] == ["link.png"]
+
+
+def test_without_the_wheel_the_roofline_is_used_and_a_note_says_so(monkeypatch):
+    monkeypatch.setattr("dflash_trt.plan.measured.PACKAGE", "no_such_package")
+    plain = [argument for argument in QUICK if argument not in ("--data", "roofline")]
+    output = run(*plain)
+    assert "times: roofline" in output and "note: aiconfigurator-core" in output and "'dflash-trt[plan]'" in output
+    assert "not installed" in json.loads(run(*plain, "--json"))["notes"][-1]
+    assert "not installed" not in run(*QUICK)
+    assert "is not installed" in refused(*plain, "--data", "measured")
+
+
+def test_directories_are_planned_and_their_names_printed_as_they_are(tmp_path):
+    target, draft = make_pair(tmp_path / "a[red]b")
+    words = ["--target", str(target), "--draft", str(draft), "--gpus", "H200", "--tau", "3@7", "--data", "roofline"]
+    output = run(*words)
+    assert f"{target} in bf16 on H200x1" in output and "draft_length: 7" in output
+
+
+def test_a_drafter_of_ones_own_has_the_published_acceptance_and_that_is_said(tmp_path):
+    """Sizes of Qwen3-8B's, from its config alone."""
+    (tmp_path / "config.json").write_text(json.dumps(dict(published("z-lab/Qwen3-8B-DFlash-b16").config)))
+    words = ["--target", "Qwen/Qwen3-8B", "--draft", str(tmp_path), "--gpus", "B200", "--data", "roofline"]
+    assert "that is of the published drafter: pass --tau" in run(*words)
+    assert "published drafter" not in run(*words, "--tau", "4@15")
+
+
+def test_under_attention_dp_the_batch_is_told_of_all_gpus_and_of_each():
+    output = run(*PAIR, "--tp", "8", "--ep", "8", "--attention-dp", "--data", "roofline", "--batch", "64")
+    assert "batch 64 (8 on each GPU, as limits count)" in output and "limits: {batch: 8, " in output
 
 
 def test_what_does_not_fit_is_told_with_the_largest_batch_that_does():
@@ -117,6 +167,9 @@ def test_nothing_as_fast_as_asked_is_an_answer():
         ([*PAIR, "--category", "codin"], "did you mean coding"),
         ([*PAIR, "--context", "9000", "--sequence", "100"], "a context of 9,000 tokens on average is more"),
         ([*PAIR, "--sequence", "200000"], "that openai/gpt-oss-120b was made for"),
+        ([*PAIR, "--context", "200000"], "that openai/gpt-oss-120b was made for — --context"),
+        ([*PAIR, "--search"], "--search is about a recipe"),
+        (["--residuals", *PAIR], "--residuals is about all that is published"),
         ([*PAIR, "--kv-dtype", "int4"], "there is no KV cache in int4"),
         ([*PAIR, "--precision", "int4"], "weights in int4 are not known"),
         (["--target", "google/gemma-4-31B-it", "--gpus", "B200"], "no acceptance length of DFlash is published"),

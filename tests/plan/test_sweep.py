@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import shutil
 
 import pytest
 
@@ -15,12 +17,15 @@ from dflash_trt.plan.source import (
     check_drafts,
     checked,
     find_accepted,
+    make_workload,
     open_model,
     parse_acceptance,
     parse_numbers,
     splits_of,
 )
 from dflash_trt.plan.sweep import Workload, choose, pareto, sweep, throughput_at
+from dflash_trt.published import published
+from tests import tiny
 from tests.plan.pairs import GPT_OSS, LLAMA, card, model
 
 
@@ -112,6 +117,32 @@ def test_drafters_of_other_targets_and_of_other_kinds_are_refused():
         open_model(GPT_OSS, "z-lab/gpt-oss-20b-DFlash")
     with pytest.raises(UserError, match="is a target"):
         open_model(GPT_OSS, GPT_OSS)
+    with pytest.raises(UserError, match=r"has 2560 hidden values, but Qwen/Qwen3-8B, .* has 4096"):
+        open_model("Qwen/Qwen3-8B", "z-lab/Qwen3-4B-DFlash-b16")
+
+
+def test_mxfp4_without_experts_is_refused():
+    with pytest.raises(UserError, match="MXFP4 is for routed experts"):
+        open_model(LLAMA, None, "mxfp4")
+
+
+def test_a_directory_has_the_name_of_a_published_target_only_if_it_is_one(tmp_path):
+    target, draft = tiny.make_pair(tmp_path)
+    pair = open_model(str(target), str(draft))
+    assert pair.name == str(target) and pair.target.hidden == 64 and pair.dflash is not None and pair.dflash.taps == 3
+    for config, name in ((None, str(tmp_path / "qwen3-8b")), (published("Qwen/Qwen3-8B").config, "Qwen/Qwen3-8B")):
+        copy = tmp_path / name.rpartition("/")[2]
+        shutil.copytree(target, copy)
+        if config:
+            (copy / "config.json").write_text(json.dumps(dict(config)))
+        assert open_model(str(copy), None).name == name
+
+
+def test_the_longest_row_is_four_contexts_or_all_that_the_target_knows():
+    assert make_workload(model(), 2048, None, "bf16").sequence == 8192
+    assert make_workload(model(), 100_000, None, "bf16").sequence == 131_072
+    with pytest.raises(UserError, match=r"131,073 tokens are more than the 131,072 .* --context"):
+        make_workload(model(), 131_073, None, "bf16")
 
 
 def test_more_drafts_than_a_block_holds_are_refused():
@@ -126,6 +157,6 @@ def test_numbers_and_acceptance_lengths_are_read_as_written():
     for text in ("0", "3-1", "1-11", "x", "", "1,,2"):
         with pytest.raises(UserError, match="--batch"):
             parse_numbers(text, "--batch", 10)
-    for text in ("4.4", "x@9", "4.4@0", "4.4@x", "@", "nan@9"):
+    for text in ("4.4", "x@9", "4.4@0", "4.4@x", "@", "nan@9", "4.4@99999999", "4.4@9,4.5@9"):
         with pytest.raises(UserError, match="--tau"):
             parse_acceptance(text, "--tau")

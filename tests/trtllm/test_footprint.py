@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from dflash_trt.gpus import read_cards
+from dflash_trt.plan.memory import measure_memory
+from dflash_trt.plan.models import Split, read_model
+from dflash_trt.published import published
 from dflash_trt.trtllm import footprint
 from dflash_trt.trtllm.deployment import find_drafter, find_target
 from dflash_trt.trtllm.settings import read_settings
@@ -47,6 +51,17 @@ def test_ranks_share_the_weights_but_not_fc():
     assert footprint.drafter_weights(shape, eight) == pytest.approx(
         (footprint.drafter_weights(shape, ONE) - fc) / 8 + fc
     )
+
+
+@pytest.mark.parametrize("attention_dp", [False, True])
+def test_the_planner_weighs_ranks_alike(attention_dp):
+    target, drafter = (published(name) for name in ("openai/gpt-oss-120b", "z-lab/gpt-oss-120b-DFlash"))
+    settings = read_settings({"tensor_parallel_size": 8, "enable_attention_dp": attention_dp})
+    model = read_model("gpt-oss-120b", target.shape(), drafter.drafter_shape())
+    split = Split(tp=8, attention_dp=attention_dp)
+    planned = measure_memory(model, "dflash", split, read_cards()["B300"], batch=8, sequence=4096, draft=9)
+    assert footprint.weights(find_target(target.repository), settings) == pytest.approx(planned.weights, rel=0.02)
+    assert footprint.drafter_weights(drafter.drafter_shape(), settings) == pytest.approx(planned.drafter, rel=0.01)
 
 
 def test_a_token_of_qwen3_8b_takes_144_kib_of_cache():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,7 +13,16 @@ from dflash_trt import durable
 from dflash_trt.errors import Failure, UserError
 
 REPORT = "export.json"  # tells that a directory is an export
-OWN = {REPORT, "target", "draft", "model_class", "build.sh", "README.md"}
+NETWORK = ("config.json", "rank*.safetensors")
+CLASSES = ("target.py", "draft.py", "__pycache__")  # `trtllm-build` leaves bytecode where it loads a class
+OWN: dict[str, tuple[str, ...]] = {  # name → what may lie in it
+    REPORT: (),
+    "build.sh": (),
+    "README.md": (),
+    "target": NETWORK,
+    "draft": NETWORK,
+    "model_class": CLASSES,
+}
 
 
 @contextlib.contextmanager
@@ -32,12 +42,24 @@ def staged(output: Path, *, force: bool = False) -> Iterator[Path]:
             raise UserError("exists and is not an export of ours", where=path, fix="choose another --output")
         if names and not force:
             raise UserError("export exists", where=path, fix="pass --force to replace it")
-        if strangers := sorted(names - OWN):
+        if strangers := _strangers(path):
             what = "the export holds what `export` did not write, and replacing it would delete that"
-            raise UserError(what, where=path / strangers[0], fix="move it away, or choose another --output")
+            raise UserError(what, where=strangers[0], fix="move it away, or choose another --output")
 
     with durable.staged(output, check) as folder:
         yield folder
+
+
+def _strangers(export: Path) -> list[Path]:
+    """What lies in an export and was not written by one: an engine beside its checkpoint, say."""
+    found = []
+    for entry in sorted(export.iterdir()):
+        if entry.name not in OWN or entry.is_symlink():
+            found.append(entry)
+        elif entry.is_dir():
+            inner = sorted(entry.iterdir())
+            found += [one for one in inner if not any(fnmatch.fnmatch(one.name, own) for own in OWN[entry.name])]
+    return found
 
 
 def check_space(output: Path, needed: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dflash_trt.checkpoint import Pair
 from dflash_trt.errors import UserError
 from dflash_trt.trtllm.export.config import DRAFTER, TARGET_CLASSES
+from dflash_trt.trtllm.export.directory import REPORT
 
 RELEASE = "1.2.1"
 DOCS = "docs/trtllm-build.md"
@@ -33,6 +34,9 @@ def check_limits(limits: Limits, models: Pair) -> None:
         if limits.sequence > half.config.max_position:
             what = f"{limits.sequence} tokens, but {half.path} knows {half.config.max_position} positions"
             raise UserError(what, where="--max-seq-len", fix=f"give {half.config.max_position} or less")
+    if limits.sequence < block:
+        what = f"{limits.sequence} tokens do not hold a block of {block}"
+        raise UserError(what, where="--max-seq-len", fix=f"give {block} or more")
     if limits.tokens < limits.batch * block:
         what = f"{limits.tokens} tokens are fewer than a step takes: {limits.batch} sequences x a block of {block}"
         raise UserError(what, where="--max-num-tokens", fix=f"give {limits.batch * block} or more")
@@ -71,6 +75,10 @@ set -eu
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 engines=${{1:?"where to: sh build.sh ENGINES [more options of trtllm-build]"}}
 shift
+if [ -e "$engines/{REPORT}" ]; then  # an engine has a config.json, too
+  echo "$engines is an export, whose checkpoints engines would overwrite; name another folder" >&2
+  exit 2
+fi
 
 {commands}
 """

@@ -83,13 +83,32 @@ def test_the_shell_takes_the_words_that_trtllm_build_is_given(pair, tmp_path):
     )
 
 
+def test_engines_never_overwrite_the_checkpoints_they_are_built_of(pair, tmp_path):
+    """An engine's folder has a config.json of its own."""
+    export_pair(*pair, tmp_path / "out")
+    before = (tmp_path / "out/target/config.json").read_bytes()
+    (tmp_path / "trtllm-build").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "trtllm-build").chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for engines, code in {"out": 2, ".": 0}.items():
+        words = ["sh", "out/build.sh", engines]
+        done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment)
+        assert done.returncode == code and ("name another folder" in done.stderr) == bool(code)
+    assert (tmp_path / "out/target/config.json").read_bytes() == before
+
+
+def test_a_path_is_printed_as_it_is(pair, tmp_path):
+    target, draft = pair
+    assert f"{tmp_path}/a[red]b: for" in run("--target", target, "--draft", draft, "-o", tmp_path / "a[red]b")
+
+
 def test_the_script_is_clean_and_the_readme_shows_it(pair, tmp_path):
     export_pair(*pair, tmp_path / "out")
     script = tmp_path / "out/build.sh"
     done = subprocess.run([SHELLCHECK, script], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     readme = (tmp_path / "out/README.md").read_text()
-    commands = script.read_text().partition("shift\n")[2].replace(' \\\n  "$@"', "").strip()
+    commands = script.read_text().partition("\nfi\n")[2].replace(' \\\n  "$@"', "").strip()
     assert commands in readme and "never executed" in readme
 
 

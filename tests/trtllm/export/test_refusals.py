@@ -146,6 +146,7 @@ def test_values_beyond_float16(pair, tmp_path):
         ({"max_batch": 0}, "0 is too small — --max-batch"),
         ({"max_seq_len": 0}, "0 is too small — --max-seq-len"),
         ({"max_seq_len": 5000}, "5000 tokens, but .* knows 4096 positions — --max-seq-len — give 4096 or less"),
+        ({"max_seq_len": 7}, "7 tokens do not hold a block of 8 — --max-seq-len — give 8 or more"),
         ({"max_batch": 64, "max_num_tokens": 500}, "a step takes: 64 sequences x a block of 8.*give 512 or more"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
@@ -167,6 +168,20 @@ def test_an_export_is_replaced_on_request_alone_and_only_after_success(pair, tmp
     assert (output / "target/rank1.safetensors").exists()
     (output / "notes.txt").write_text("mine")
     refused(target, draft, output, "holds what `export` did not write.*notes.txt", force=True)
+
+
+@pytest.mark.parametrize("stranger", ["target/rank0.engine", "draft/notes/a.txt", "model_class/mine.py", "engines/x"])
+def test_nothing_that_was_put_into_an_export_is_deleted(stranger, pair, tmp_path):
+    output = tmp_path / "out"
+    export_pair(*pair, output)
+    (output / "model_class/__pycache__").mkdir()  # trtllm-build's
+    file = output / stranger
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("mine")
+    where = "/".join(Path(stranger).parts[:2]) if not stranger.startswith("engines") else "engines"
+    refused(*pair, output, rf"holds what `export` did not write.*out/{where} — move it away", force=True)
+    shutil.move(output / where, tmp_path / "kept")
+    export_pair(*pair, output, force=True)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link"])
