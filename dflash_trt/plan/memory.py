@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash_trt.gpus import Card
-from dflash_trt.plan.models import Layer, Model, Split, Stack
-from dflash_trt.plan.ops import CACHE_WIDTHS, WIDTHS
+from dflash_trt.kv import CACHE_WIDTHS, WIDTHS, Arena, rank_heads
+from dflash_trt.plan.models import Drafter, Layer, Model, Split, Stack
 from dflash_trt.plan.steps import Method
 
 RESERVED = 0.1  # of the card: activations, CUDA graphs, NCCL, what is fragmented
@@ -45,8 +45,10 @@ def measure_memory(
         extra = round(2 * (fc + head) + _stack_bytes(drafter.stack, split))
     row = cache_per_row(model.target, split, sequence, cache)
     slot = 0
-    if drafter:
-        slot = cache_per_row(drafter.stack, split, sequence + draft + 1, "bf16", windows=method != "dflash")
+    if drafter and method == "dflash":
+        slot = make_arena(drafter, split, sequence, draft).slot
+    elif drafter:
+        slot = cache_per_row(drafter.stack, split, sequence + draft + 1, "bf16")
     free = round(card.memory * (1 - RESERVED))
     ranks = split.tp if split.attention_dp else 1
     spare = free - weights - extra - slot  # one slot of the arena is for padded rows (TensorRT-LLM#16548)
@@ -61,12 +63,24 @@ def weights_per_rank(model: Model, split: Split) -> int:
     return round(2 * tables / split.attention_ranks + _stack_bytes(model.target, split))
 
 
-def cache_per_row(stack: Stack, split: Split, tokens: int, cache: str, windows: bool = True) -> int:
-    """Of all layers; a sliding layer keeps its window, unless the arena keeps everything (`windows` False)."""
+def make_arena(drafter: Drafter, split: Split, sequence: int, draft: int) -> Arena:
+    """It keeps everything, whatever the windows, as far as the drafter counts."""
+    layer = drafter.stack.layers[0]  # TensorRT-LLM takes drafters whose layers have the same heads
+    return Arena(
+        layers=drafter.stack.depth,
+        positions=min(sequence, drafter.max_position or sequence),
+        width=draft + 1,
+        kv_heads=rank_heads(layer.kv_heads, split.attention_ranks),
+        head_dim=layer.head_dim,
+    )
+
+
+def cache_per_row(stack: Stack, split: Split, tokens: int, cache: str) -> int:
+    """Of all layers; a sliding layer keeps its window."""
     values = 0
     for layer in stack.layers:
-        kept = min(tokens, layer.window) if windows and layer.window else tokens
-        values += layer.count * 2 * -(-layer.kv_heads // split.attention_ranks) * layer.head_dim * kept
+        kept = min(tokens, layer.window) if layer.window else tokens
+        values += layer.count * 2 * rank_heads(layer.kv_heads, split.attention_ranks) * layer.head_dim * kept
     return round(values * CACHE_WIDTHS[cache])
 
 
@@ -76,7 +90,7 @@ def _stack_bytes(stack: Stack, split: Split) -> float:
 
 def _layer_bytes(stack: Stack, layer: Layer, split: Split) -> float:
     ranks, precision = split.attention_ranks, WIDTHS[stack.dense_precision]
-    kv_heads = -(-layer.kv_heads // ranks)
+    kv_heads = rank_heads(layer.kv_heads, ranks)
     attention = (stack.wide * (layer.heads // ranks + 2 * kv_heads) + layer.heads // ranks) * layer.head_dim
     numbers = attention * stack.hidden
     if layer.dense:

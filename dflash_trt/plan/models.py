@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from dflash_trt.checkpoint.shape import LINEAR, SLIDING, DrafterShape, Shape
 from dflash_trt.errors import UserError
-from dflash_trt.plan.ops import WIDTHS
+from dflash_trt.kv import WIDTHS
 
 EAGLE_VOCAB = 32000  # rows of the head of public EAGLE-3 checkpoints (arXiv 2503.01840 and its code)
 EAGLE_TAPS = 3
@@ -77,6 +77,7 @@ class Drafter:
     taps: int  # target layers whose outputs it reads
     block: int | None  # longest block it was trained for; None: any
     vocab: int  # rows of the head that drafts
+    max_position: int | None = None  # how far it counts: its arena is no longer
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def _dflash(shape: DrafterShape, vocab: int) -> Drafter:
     if not shape.target_layer_ids:
         raise UserError("target_layer_ids is missing", where=shape.file, fix="the size of fc hangs on it")
     stack = Stack(hidden=shape.hidden, ffn=shape.ffn, layers=_layers(shape, set(range(shape.layers))), precision="bf16")
-    return Drafter(stack, taps=len(shape.target_layer_ids), block=shape.block_size, vocab=vocab)
+    return Drafter(stack, len(shape.target_layer_ids), shape.block_size, vocab, shape.max_position)
 
 
 def _eagle3(target: Shape) -> Drafter:

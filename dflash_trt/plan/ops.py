@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Bytes a weight takes, with its scales: MXFP4 has one byte for 32 values, NVFP4 one for 16.
-WIDTHS = {"bf16": 2.0, "fp8": 1.0, "mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
-CACHE_WIDTHS = {"bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5 + 1 / 16}
+from dflash_trt.kv import CACHE_WIDTHS, WIDTHS
+
 ACTIVATION = 2  # bytes of a value between layers: bf16
 
 

@@ -10,7 +10,8 @@ import math
 from dataclasses import dataclass
 
 from dflash_trt.gpus import Card
-from dflash_trt.plan.ops import ACTIVATION, WIDTHS, AllReduce, Attention, Experts, Gemm, Op, Small
+from dflash_trt.kv import WIDTHS
+from dflash_trt.plan.ops import ACTIVATION, AllReduce, Attention, Experts, Gemm, Op, Small
 
 BANDWIDTH = 0.8  # share of the memory's peak; AIConfigurator's system files have the same
 COMPUTE = {"bf16": 0.7, "fp8": 0.6, "fp4": 0.35}  # share of the tensor cores' peak, GEMMs of 8192 x 8192 x 8192

@@ -10,9 +10,9 @@ from pathlib import Path
 from dflash_trt.checkpoint.shape import DrafterShape, Shape, read_drafter_shape, read_shape
 from dflash_trt.errors import UserError
 from dflash_trt.gpus import Gpus, parse_gpus
+from dflash_trt.kv import CACHE_WIDTHS
 from dflash_trt.plan.acceptance import Acceptance, find_acceptance, fit_rates
 from dflash_trt.plan.models import Model, Split, read_model
-from dflash_trt.plan.ops import CACHE_WIDTHS
 from dflash_trt.plan.steps import Method
 from dflash_trt.plan.sweep import BATCHES, Goal, Workload
 from dflash_trt.published import published, repositories

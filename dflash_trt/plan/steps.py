@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from dflash_trt.kv import rank_heads
 from dflash_trt.plan.models import Drafter, Layer, Model, Split, Stack
 from dflash_trt.plan.ops import ACTIVATION, AllReduce, Attention, Experts, Gemm, Op, Small
 
@@ -77,7 +78,7 @@ def _layers(stack: Stack, rows: int, columns: int, load: Load, split: Split, cac
 
 def _attend(stack: Stack, layer: Layer, rows: int, columns: int, load: Load, split: Split, cache: str) -> Work:
     tokens, ranks = rows * columns, split.attention_ranks
-    heads, kv_heads = layer.heads // ranks, -(-layer.kv_heads // ranks)
+    heads, kv_heads = layer.heads // ranks, rank_heads(layer.kv_heads, ranks)
     yield Gemm(tokens, (heads + 2 * kv_heads) * layer.head_dim, stack.wide * stack.hidden, stack.dense_precision), 1
     seen = load.context if layer.window is None else min(load.context, layer.window)
     yield Attention(rows, columns, seen, heads, kv_heads, layer.head_dim, layer.window, cache), 1
@@ -141,7 +142,7 @@ def _dflash(drafter: Drafter, model: Model, rows: int, columns: int, load: Load,
     yield Gemm(tokens, stack.hidden, drafter.taps * model.target.hidden), 1
     yield Small(2 * tokens * stack.hidden * ACTIVATION), 1
     values = sum(
-        layer.count * 2 * -(-layer.kv_heads // split.attention_ranks) * layer.head_dim for layer in stack.layers
+        layer.count * 2 * rank_heads(layer.kv_heads, split.attention_ranks) * layer.head_dim for layer in stack.layers
     )
     yield Gemm(tokens, values, stack.hidden), 1
     yield Small(2 * tokens * values * ACTIVATION), 3  # k_norm, rotary, store

@@ -17,42 +17,6 @@ GIB = 1 << 30
 OVERHEAD = 4 * GIB  # of a rank: CUDA, NCCL and libraries, as TensorRT-LLM PR 19466 reckons
 RESERVE = 6 * GIB  # activations and CUDA graphs, likewise
 SAFETY = 0.7  # of what is left beside a cache that came first: above it, warm-up failed in that PR's measurements
-PAGE = 32  # positions, of the TRTLLM backend
-
-
-@dataclass(frozen=True)
-class Arena:
-    """Sizes on one rank."""
-
-    layers: int
-    positions: int  # the longest context
-    width: int  # K + 1 positions more, for the block
-    kv_heads: int  # of this rank
-    head_dim: int
-    page: int = 1  # positions are allocated by that many
-    dtype_bytes: int = 2  # bfloat16, that of the drafter's `fc`, whatever the KV cache is stored in
-
-    @property
-    def position(self) -> int:
-        """Bytes of one position: keys and values of all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes
-
-    @property
-    def slot(self) -> int:
-        """Bytes of one sequence."""
-        return -(-(self.positions + self.width) // self.page) * self.page * self.position
-
-    def size(self, batch: int) -> int:
-        """Bytes for `batch` sequences; one slot more takes what pads a CUDA graph."""
-        return (batch + 1) * self.slot
-
-    def largest_batch(self, room: int) -> int:
-        """How many sequences fit in `room` bytes; 0: not even one."""
-        return max(0, room // self.slot - 1)
-
-    def longest(self, room: int, batch: int) -> int:
-        """Positions for which `batch` sequences fit in `room` bytes; 0 or less: there are none."""
-        return room // (batch + 1) // self.position // self.page * self.page - self.width
 
 
 @dataclass(frozen=True)
@@ -88,8 +52,3 @@ class Memory:
     def cache(self, arena: int) -> int:
         """What the target's KV cache gets beside an arena of that size."""
         return int(max(0, self.free - (0 if self.cache_first else arena)) * self.share)
-
-
-def rank_heads(heads: int, ranks: int) -> int:
-    """Key/value heads of one rank; beyond one head a rank they are repeated."""
-    return max(1, -(-heads // ranks))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dflash_trt.checkpoint.shape import SLIDING, DrafterShape, Shape
-from dflash_trt.trtllm.arena import PAGE, Arena, Memory, rank_heads
+from dflash_trt.kv import CACHE_WIDTHS, PAGE, WIDTHS, Arena, rank_heads
+from dflash_trt.trtllm.arena import Memory
 from dflash_trt.trtllm.deployment import Deployment, Source
 from dflash_trt.trtllm.settings import TRTLLM, Settings
 
-FLOAT = 2.0  # bytes of a bfloat16
-BYTES = {"bf16": FLOAT, "fp8": 1.0, "mxfp4": 0.53125, "nvfp4": 0.5625, "compressed-tensors": 0.5625}  # with scales
-KV_BYTES = {"auto": FLOAT, "bf16": FLOAT, "bfloat16": FLOAT, "float16": FLOAT, "fp8": 1.0, "nvfp4": 0.5625}
+FLOAT = WIDTHS["bf16"]
+BYTES = WIDTHS | {"compressed-tensors": WIDTHS["nvfp4"]}  # which has four bits and scales, too
 FLOATS = ("auto", "bf16", "bfloat16")  # KV caches that the drafter's bfloat16 context can share
 
 
@@ -106,7 +106,7 @@ def cache_per_sequence(deployment: Deployment, tokens: int) -> int | None:
     shape, settings = deployment.target.shape, deployment.settings
     if shape is None:
         return None
-    width = KV_BYTES.get(settings.kv_dtype, FLOAT)
+    width = CACHE_WIDTHS.get(settings.kv_dtype, FLOAT)
     heads = shape.kv_heads
     share = 1.0 if shape.latent else rank_heads(heads, sharing(settings)) / heads
     kept = (

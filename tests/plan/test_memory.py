@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dflash_trt.kv import Arena
 from dflash_trt.plan.memory import cache_per_row, measure_memory, weights_per_rank
 from dflash_trt.plan.models import Split
-from dflash_trt.trtllm.arena import Arena
 from tests.plan.pairs import LLAMA, card, model
 
 
@@ -43,7 +43,7 @@ def test_one_kv_head_is_the_least_a_rank_has():
 
 @pytest.mark.parametrize("split", [Split(1), Split(8), Split(8, 8, True)])
 @pytest.mark.parametrize("batch", [1, 64])
-def test_the_arena_is_the_one_that_preflight_reckons_with(split, batch):
+def test_the_arena_has_a_place_for_every_row_of_a_rank_and_one_more(split, batch):
     heads = 8 // split.attention_ranks
     rows = -(-batch // split.tp) if split.attention_dp else batch
     arena = Arena(layers=8, positions=65_536, width=10, kv_heads=heads, head_dim=64)

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from dflash_trt.kv import rank_heads
 from dflash_trt.published import published
 from dflash_trt.recipes import FOLDER, read_recipe, recipe_files
 from dflash_trt.sizes import format_bytes
-from dflash_trt.trtllm.arena import rank_heads
 from dflash_trt.trtllm.preflight import ERROR, deployment_of_recipe, preflight
 from dflash_trt.trtllm.releases import releases
 

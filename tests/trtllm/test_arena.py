@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_trt.trtllm.arena import GIB, OVERHEAD, PAGE, RESERVE, SAFETY, Arena, Memory, rank_heads
+from dflash_trt.kv import PAGE, Arena, rank_heads
+from dflash_trt.trtllm.arena import GIB, OVERHEAD, RESERVE, SAFETY, Memory
 
 
 def test_the_case_of_batch_64_and_131072_tokens_to_the_byte():

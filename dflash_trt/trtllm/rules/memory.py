@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dflash_trt.kv import Arena
 from dflash_trt.sizes import format_bytes
 from dflash_trt.trtllm import footprint
-from dflash_trt.trtllm.arena import Arena, Memory
+from dflash_trt.trtllm.arena import Memory
 from dflash_trt.trtllm.deployment import ERROR, WARNING, Deployment
 from dflash_trt.trtllm.rules.table import Fault, rule
 from dflash_trt.trtllm.support import FIRST
