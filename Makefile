@@ -24,8 +24,9 @@ bench: $(TEST)
 bench-serving: $(TEST) $(AIPERF)
 	@$(BIN)/python -m benchmarks.serving --aiperf .venv-aiperf/bin/aiperf
 
+# As many processes as cores, each with as many threads: threads that wait must not hold a core that others need.
 test: lint $(TRITON)
-	@$(BIN)/python -m pytest -n auto --dist loadfile
+	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(TEST)
 	@$(BIN)/ruff check
