@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from dflash_trt.errors import UserError
+from dflash_trt.errors import UserError, one_line
 
 Keys = tuple[str | int, ...]
 
@@ -107,11 +107,6 @@ def read_document(file: Path) -> Document:
     if reader.problems:
         raise Problems(file, reader.problems)
     return Document(file, values, reader.lines)
-
-
-def one_line(text: str) -> str:
-    """Keys and values are quoted in messages, and may hold anything."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def shown(value: Any) -> str:

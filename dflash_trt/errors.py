@@ -4,6 +4,11 @@ The command line prints the message alone; no traceback follows an error of thes
 """
 
 
+def one_line(text: str) -> str:
+    """Text from outside may hold anything; a terminal gets its unprintable characters as escapes."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 class DflashError(Exception):
     """Anything that ends a command with a message instead of a traceback."""
 
@@ -11,8 +16,7 @@ class DflashError(Exception):
     everywhere = False  # do all ranks of a job know of it? Then one of them says it (`runtime/world.py`)
 
     def __init__(self, message: str):
-        """Text from a checkpoint may hold anything; a terminal gets its unprintable characters as escapes."""
-        super().__init__("".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message))
+        super().__init__("\n".join(map(one_line, message.split("\n"))))
 
 
 class UserError(DflashError):

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from dflash_trt.errors import UserError
+from dflash_trt.errors import UserError, one_line
 from dflash_trt.gpus import parse_gpus
 from dflash_trt.recipes import read_recipe
 from dflash_trt.sizes import format_bytes
@@ -142,7 +142,7 @@ def _group(findings: Iterable[Finding], explain: bool) -> Table:
 
 def _plain(text: str) -> str:
     """Words of the file as they are, but nothing that a terminal would obey."""
-    return escape("".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text))
+    return escape(one_line(text))
 
 
 def _pair(facts: dict[str, Any]) -> str:

@@ -18,9 +18,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dflash_trt.document import one_line
 from dflash_trt.durable import reported
-from dflash_trt.errors import UserError
+from dflash_trt.errors import UserError, one_line
 from dflash_trt.recipes import Checkpoint, Loaded, Recipe, read_recipe, recipe_files
 from dflash_trt.trtllm.folder import fill_folder, write_folder
 from dflash_trt.trtllm.launch import LAUNCHERS, Folder, download, render_folder

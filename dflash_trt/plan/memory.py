@@ -53,7 +53,7 @@ def measure_memory(
     ranks = split.tp if split.attention_dp else 1
     spare = free - weights - extra - slot  # one slot of the arena is for padded rows (TensorRT-LLM#16548)
     fit = max(0, int(spare // max(1, row + slot))) * ranks
-    rows = -(-batch // ranks)
+    rows = split.rows(batch)
     return Memory(weights, extra, rows * row, (rows + 1) * slot if drafter else 0, free, fit)
 
 

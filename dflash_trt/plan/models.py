@@ -31,6 +31,10 @@ class Split:
     def attention_ranks(self) -> int:
         return 1 if self.attention_dp else self.tp
 
+    def rows(self, batch: int) -> int:
+        """Of a batch, those that one rank attends for."""
+        return -(-batch // self.tp) if self.attention_dp else batch
+
     def __str__(self) -> str:
         return f"tp {self.tp}, ep {self.ep}" + (", attention dp" if self.attention_dp else "")
 

@@ -74,7 +74,7 @@ def keys(result: Result) -> dict[str, Any]:
     """
     point, workload = result.choice, result.order.workload
     assert point is not None
-    rows = -(-point.batch // point.split.tp) if point.split.attention_dp else point.batch
+    rows = point.split.rows(point.batch)
     parallel = {"tp": point.split.tp, "ep": point.split.ep, "attention_dp": point.split.attention_dp}
     tokens = max(8192, rows * (point.draft + 1))
     gpus = result.order.gpus

@@ -42,7 +42,7 @@ class Load:
 def build_step(model: Model, method: Method, load: Load, split: Split) -> list[Call]:
     """All work of a step. `load.draft` is ignored for AR."""
     columns = 1 if method == "ar" else load.draft + 1
-    rows = -(-load.batch // split.tp) if split.attention_dp else load.batch
+    rows = split.rows(load.batch)
     calls = [Call("target", *call) for call in _embed(rows * columns, model.target.hidden, split)]
     calls += [Call("target", *call) for call in _layers(model.target, rows, columns, load, split, load.cache)]
     calls += [Call("head", *call) for call in _head(rows * columns, model.target.hidden, model.vocab, split)]

@@ -6,7 +6,7 @@ import math
 import os
 from pathlib import Path
 
-from dflash_trt.errors import UserError
+from dflash_trt.errors import UserError, one_line
 
 MOST_WAITING = 1_000_000  # requests; more than that is no queue
 LONGEST_GRACE = 1e9  # seconds, thirty years: timers of Python and of Triton hold a little more
@@ -36,5 +36,5 @@ def check_grace(seconds: float) -> None:
 
 def printable(path: str | os.PathLike[str]) -> str:
     """On one line, and not a page long."""
-    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in os.fspath(path))
+    text = one_line(os.fspath(path))
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
